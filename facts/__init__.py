@@ -1,0 +1,1 @@
+"""What is: read-only pyinfra facts, one module a tool or file format."""

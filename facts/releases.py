@@ -1,0 +1,31 @@
+"""What stands under the prefix: releases, their state, models, tools, the switch in progress."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyinfra.api import FactBase
+from pyinfra.api.exceptions import FactProcessError
+
+from lmcache_fleet.release import HostReleases
+from lmcache_fleet.shell import run_program
+
+
+class Releases(FactBase[HostReleases]):
+    """Releases on the host, read by one program in one go.
+
+    + prefix: directory that holds everything versioned
+    + request: which owners, wheel tags and native modules to look at; see `templates/programs/probe_releases.py`
+    """
+
+    def command(self, prefix: str = "/opt/lmcache-fleet", request: dict[str, Any] | None = None) -> str:
+        """The shell command that reads it."""
+        return run_program("probe_releases.py", {**(request or {}), "prefix": prefix})
+
+    def process(self, output: list[str]) -> HostReleases:
+        """Read the command's output."""
+        try:
+            return HostReleases.from_json(json.loads("\n".join(output)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FactProcessError(f"the release probe's answer can't be read: {error}") from error

@@ -1,0 +1,43 @@
+"""The lab's hosts, as they are now: ``pyinfra inventories/lab.py deploys/ascend.py -y``."""
+
+from typing import Any as _Any
+
+from lab.shell import LabError as _LabError
+from lab.state import Paths as _Paths
+from lab.state import load as _load
+from pyinfra.api.exceptions import PyinfraError as _PyinfraError
+
+
+def _hosts() -> list[tuple[str, dict[str, _Any]]]:
+    """The hosts of the running lab, with what pyinfra and the playbooks need to know of each."""
+    try:
+        state = _load(_Paths.here())
+    except _LabError as error:
+        raise _PyinfraError(str(error)) from error
+    if not any(host.running for host in state.hosts):
+        raise _PyinfraError("the lab is not up: `lmcache-fleet lab up --hosts 4` boots four hosts (needs root)")
+    services = {name: url for name, url in state.services.items() if name.endswith("_url")}
+    # Hosts that are off stay in: a run has to say that it did not reach them.
+    return [
+        (
+            host.name,
+            {
+                "ssh_hostname": host.address,
+                "ssh_user": host.user,
+                "ssh_key": state.ssh_key,
+                "ssh_known_hosts_file": state.known_hosts,
+                # A host that changed its key is refused, as it would be in production.
+                "ssh_strict_host_key_checking": "yes",
+                # The person who runs this has SSH settings of their own, which may not leak into the lab.
+                "ssh_config_file": "/dev/null",
+                "ssh_allow_agent": False,
+                "ssh_look_for_keys": False,
+                "_sudo": True,
+                "vars": dict(services),
+            },
+        )
+        for host in state.hosts
+    ]
+
+
+lab = _hosts()

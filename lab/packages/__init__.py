@@ -1,0 +1,1 @@
+"""Sources and generators of the packages and repositories that the lab serves."""

@@ -1,0 +1,1 @@
+"""Two requests with a long common prefix (stand-in)."""

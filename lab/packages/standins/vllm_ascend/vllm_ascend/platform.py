@@ -1,0 +1,16 @@
+"""The NPU platform."""
+
+from typing import Any
+
+
+class NPUPlatform:
+    """What vLLM asks of a platform."""
+
+    device_type = "npu"
+    device_name = "npu"
+
+    def make_worker(self, config: Any) -> Any:
+        """The worker for one engine."""
+        from vllm_ascend.worker import NPUWorker  # noqa: PLC0415 - needs the device libraries
+
+        return NPUWorker(config)

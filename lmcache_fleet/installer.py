@@ -1,0 +1,153 @@
+"""The installer call of a `packages` step: uv or pip, the same meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from lmcache_fleet.changes import Change
+from lmcache_fleet.layout import Layout, ReleaseLayout
+from lmcache_fleet.playbook.model import PackagesStep, VenvStep
+from lmcache_fleet.release import ReleaseState
+
+# uv finds no settings of its own on the host: the playbook is all that decides.
+_UV_ENV = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+_PIP_ENV = {"PIP_CONFIG_FILE": "/dev/null", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class InstallerCall:
+    """An installer call.
+
+    Args:
+        argv: program and arguments.
+        env: variables it is given.
+        files: relative path below the release → text, written before the call.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    files: dict[str, str]
+
+
+def install_call(
+    step: PackagesStep,
+    venv: VenvStep,
+    layout: Layout,
+    release: ReleaseLayout,
+    uv: str,
+    machine_wheels: Sequence[str] = (),
+    requirements: Sequence[str] = (),
+) -> InstallerCall:
+    """The call that brings the installed state to a step's pins.
+
+    Args:
+        step: the step.
+        venv: the playbook's venv step, which names the installer.
+        layout: paths on the host.
+        release: paths of the release.
+        uv: path of uv on the host.
+        machine_wheels: wheel folders of the host's own pip configuration.
+        requirements: what to install in place of the pins, such as the path of a wheel at hand.
+    """
+    wanted = list(requirements) or list(step.pins)
+    files: dict[str, str] = {}
+    is_uv = venv.installer == "uv"
+    if is_uv:
+        argv = [uv, "pip", "install", "--python", release.python]
+        env = {**_UV_ENV, "UV_CACHE_DIR": layout.uv_cache, "UV_HTTP_RETRIES": str(step.retries)}
+    else:
+        argv = [release.python, "-m", "pip", "install", "--retries", str(step.retries)]
+        env = dict(_PIP_ENV)
+    if step.index_url:
+        argv += ["--default-index" if is_uv else "--index-url", step.index_url]
+    for url in step.extra_index_urls:
+        argv += ["--index" if is_uv else "--extra-index-url", url]
+    for place in [*step.find_links, *(machine_wheels if step.machine_wheels else ())]:
+        argv += ["--find-links", place]
+    if step.no_index:
+        argv.append("--no-index")
+    if step.index_strategy and is_uv:
+        argv += ["--index-strategy", step.index_strategy]
+    if step.pre:
+        argv += ["--prerelease", "allow"] if is_uv else ["--pre"]
+    if step.no_deps:
+        argv.append("--no-deps")
+    for name in step.no_binary:
+        argv += ["--no-binary", name]
+    for name in step.only_binary:
+        argv += ["--only-binary", name]
+    if step.force_reinstall:
+        argv.append("--reinstall" if is_uv else "--force-reinstall")
+    if not step.build_isolation:
+        argv.append("--no-build-isolation")
+    for option, lines in (("override", step.overrides), ("constraint", step.constraints)):
+        if lines:
+            path = f"requirements/{step.name}.{option}.txt"
+            files[path] = "".join(f"{line}\n" for line in lines)
+            argv += [f"--{option}", release.file(path)]
+    if step.compile_bytecode and is_uv:
+        argv.append("--compile-bytecode")
+    if step.require_hashes and not requirements:
+        path = f"requirements/{step.name}.txt"
+        files[path] = "".join(
+            " \\\n    ".join([pin, *(f"--hash={value}" for value in step.hashes.get(pin, []))]) + "\n" for pin in wanted
+        )
+        argv += ["--require-hashes", "-r", release.file(path)]
+    else:
+        argv += ["--", *wanted] if is_uv else wanted
+    return InstallerCall(tuple(argv), {**env, **step.env}, files)
+
+
+def package_changes(step: PackagesStep, state: ReleaseState, before: ReleaseState | None = None) -> list[Change]:
+    """What the installed state lacks of a step.
+
+    Args:
+        step: the step.
+        state: the release that is judged.
+        before: a release whose versions are shown as the old ones, when the judged one is new.
+    """
+    changes = []
+    for pin in step.pins:
+        requirement = Requirement(pin)
+        name = canonicalize_name(requirement.name)
+        versions = state.distributions.get(name, [])
+        if len(versions) == 1 and _satisfies(requirement, versions[0]):
+            continue
+        shown = versions or (before.distributions.get(name, []) if before else [])
+        wanted = pin.removeprefix(requirement.name).lstrip("=") or pin
+        why = "installed twice" if len(versions) > 1 else ""
+        if before and not versions and shown == [wanted]:
+            why = "unchanged, put into the new release"
+        changes.append(Change(name, " and ".join(shown) or None, wanted, why=why))
+    if not changes:
+        changes += _ownership_changes(step, state)
+    return changes
+
+
+def _ownership_changes(step: PackagesStep, state: ReleaseState) -> list[Change]:
+    changes = []
+    for package in step.owns:
+        seen = state.owns.get(package, {})
+        if seen.get("wrong_count"):
+            others = ", ".join(name for name in seen["claimed_by"] if name != step.owner) or "another package"
+            detail = f"{seen['wrong_count']} files not from {step.owner} ({seen['wrong'][0]}), overwritten by {others}"
+            changes.append(Change(f"files of {package}/", detail, f"those of {step.owner}"))
+        elif step.owner not in seen.get("claimed_by", []):
+            changes.append(Change(f"files of {package}/", "not installed", f"those of {step.owner}"))
+    if step.wheel_tag and step.wheel_tag not in state.wheel_tags.get(step.owner, []):
+        tags = " ".join(state.wheel_tags.get(step.owner, [])) or "unknown"
+        changes.append(Change(f"wheel of {step.owner}", tags, step.wheel_tag, why="another build of the same version"))
+    return changes
+
+
+def _satisfies(requirement: Requirement, version: str) -> bool:
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return False
+    return requirement.specifier.contains(parsed, prereleases=True) if requirement.url is None else True

@@ -1,0 +1,88 @@
+"""Hosts' own data: its schema, merged over groups and checked before any connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from lmcache_fleet.layout import DEFAULT_PREFIX
+from lmcache_fleet.playbook.model import StrictModel
+from lmcache_fleet.problems import InputError, Problem, nearest
+
+
+def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    for name in variables:
+        if not name.isidentifier():
+            raise ValueError(f"'{name}' can't be a variable's name")
+    return variables
+
+
+class HostSettings(StrictModel):
+    """What lmcache-fleet reads of a host's data; all else belongs to pyinfra or to the user."""
+
+    vars: Annotated[dict[str, Any], AfterValidator(_check_variables)] = {}
+    prefix: str = Field(default=DEFAULT_PREFIX, pattern=r"^/[^\n\r\x00]+$")
+    failure_domain: str = ""
+    keep_releases: int = Field(default=3, ge=2)
+
+
+# Spellings that are surely meant for us, so that a slip is an error instead of being ignored.
+_LOOKALIKE_CUTOFF_KEYS = ("variables", "var", "keep_release", "failure_domains", "prefixes")
+
+
+def data_layers(inventory: Any, host: Any) -> list[Mapping[str, Any]]:
+    """A host's data as pyinfra holds it, from the most general to the most special.
+
+    Args:
+        inventory: pyinfra's inventory.
+        host: pyinfra's host.
+    """
+    groups = [inventory.get_group_data(group) for group in host.groups]
+    return [inventory.get_data(), *groups, inventory.get_host_data(host.name), inventory.get_override_data()]
+
+
+def host_settings(name: str, layers: Iterable[Mapping[str, Any]]) -> HostSettings:
+    """A host's settings, from its data in all layers.
+
+    Args:
+        name: the host's name, for errors.
+        layers: data from the most general (all) to the most special (command line); `vars` of all of them are merged,
+            of anything else the last one counts.
+
+    Raises:
+        InputError: a value has the wrong type, or a key is misspelt.
+    """
+    merged: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
+    problems = []
+    where = f"inventory data of {name}"
+    for layer in layers:
+        for key in layer:
+            if key in _LOOKALIKE_CUTOFF_KEYS:
+                problems.append(Problem(where, 0, 0, key, f"unknown key{nearest(key, HostSettings.model_fields)}"))
+            elif key in HostSettings.model_fields and key != "vars":
+                merged[key] = layer[key]
+        given = layer.get("vars", {})
+        if isinstance(given, Mapping):
+            variables.update(given)
+        else:
+            problems.append(Problem(where, 0, 0, "vars", f"expected a mapping of variables, got {given!r}"))
+    if problems:
+        raise InputError(problems)
+    try:
+        return HostSettings.model_validate({**merged, "vars": variables})
+    except ValidationError as error:
+        raise InputError(
+            [
+                Problem(
+                    where,
+                    0,
+                    0,
+                    ".".join(str(part) for part in detail["loc"]),
+                    f"{detail['msg'].removeprefix('Value error, ')}; got {detail['input']!r}",
+                )
+                for detail in error.errors(include_url=False)
+            ]
+        ) from error

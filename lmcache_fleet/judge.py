@@ -1,0 +1,274 @@
+"""What each step still lacks in a release: one pure function a step kind, used to plan, to apply and to find drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from lmcache_fleet.changes import Change, text_change
+from lmcache_fleet.digest import digest
+from lmcache_fleet.installer import package_changes
+from lmcache_fleet.layout import Layout
+from lmcache_fleet.playbook.model import (
+    LmcacheConfigStep,
+    ModelStep,
+    NativeBuildStep,
+    PackagesStep,
+    Playbook,
+    ServiceStep,
+    StepBase,
+    ToolkitEnvStep,
+    VenvStep,
+    VerifyStep,
+)
+from lmcache_fleet.release import HostKey, HostReleases, ReleaseState
+from lmcache_fleet.units import ServiceFiles, service_files
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All that decides what a release must look like on one host.
+
+    Args:
+        playbook: rendered for the host.
+        layout: paths on the host.
+        key: what of the host decides which binaries it can run.
+        toolkit_env: text of the environment file captured from the vendor's scripts; None without such a step.
+        sources: source step's name → identity of its patched tree.
+        driver: version of the accelerator's driver, to which evidence is bound.
+    """
+
+    playbook: Playbook
+    layout: Layout
+    key: HostKey
+    toolkit_env: str | None
+    sources: dict[str, str]
+    driver: str | None
+
+    def model_directory(self, name: str) -> str:
+        """Directory of the weights of a model step."""
+        step = next(step for step in self.playbook.of_kind(ModelStep) if step.name == name)
+        return step.directory or self.layout.model(model_name(step))
+
+    def config_path(self, release: str) -> str | None:
+        """LMCache's configuration file in a release; None without such a step."""
+        has_one = self.playbook.of_kind(LmcacheConfigStep)
+        return self.layout.release(release).file(CONFIG) if has_one else None
+
+    def service_files(self, service: ServiceStep, release: str) -> ServiceFiles:
+        """Start scripts and environment of a release."""
+        return service_files(
+            service,
+            self.model_directory(service.model),
+            self.layout.release(release),
+            release,
+            self.config_path(release),
+        )
+
+
+CONFIG = "config/lmcache.yaml"
+TOOLKIT_ENV = "env/toolkit.env"
+
+
+def model_name(step: ModelStep) -> str:
+    """Directory of a model: its name and the digest of where it comes from."""
+    return f"{step.name}-{digest(step.model_dump(mode='json', include={'tiny', 'hub', 'revision'}))}"
+
+
+def config_text(step: LmcacheConfigStep) -> str:
+    """LMCache's configuration file."""
+    return yaml.safe_dump(step.settings, sort_keys=True, default_flow_style=False)
+
+
+def build_key(step: NativeBuildStep, wanted: Wanted, state: ReleaseState) -> dict[str, Any]:
+    """What a native build depends on: two hosts of one key can share the wheel.
+
+    Args:
+        step: the step.
+        wanted: the host's side.
+        state: the release, in which what the extension is built against is installed.
+    """
+    against = {name: (state.distributions.get(name) or [None])[0] for name in ("torch", "torch-npu", "lmcache")}
+    return {
+        "source": wanted.sources[step.source],
+        "soc": step.soc or wanted.key.soc,
+        "arch": wanted.key.arch,
+        "toolkit": wanted.key.toolkit,
+        "glibc": wanted.key.glibc,
+        "python": ".".join((state.python or "").split(".")[:2]),
+        "against": against,
+        "env": dict(step.env),
+        "version": step.version,
+    }
+
+
+def damage(wanted: Wanted, host: HostReleases, state: ReleaseState) -> list[str]:
+    """What is wrong with a release, as short texts; empty when every step's result is there."""
+    return [
+        str(change)
+        for step in wanted.playbook.steps
+        if step.when
+        for change in changes_of(step, wanted, host, state)
+    ]
+
+
+def changes_of(
+    step: StepBase, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None = None
+) -> list[Change]:
+    """What a step lacks in a release.
+
+    Args:
+        step: the step.
+        wanted: what the release must look like.
+        host: what is on the host.
+        state: the release that is judged.
+        before: the serving release, whose values are shown as the old ones.
+    """
+    judge = _JUDGES.get(type(step))
+    return judge(step, wanted, host, state, before) if judge else []
+
+
+def _toolkit_env(
+    step: ToolkitEnvStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
+) -> list[Change]:
+    return _texts({TOOLKIT_ENV: wanted.toolkit_env or ""}, state, before)
+
+
+def _venv(
+    step: VenvStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
+) -> list[Change]:
+    if "installing" in state.records:
+        stopped_in = (state.records["installing"] or {}).get("step", "an installation")
+        return [Change("venv", f"interrupted in {stopped_in}", "made anew")]
+    if state.python and state.python.startswith(f"{step.python}."):
+        return []
+    shown = state.python or (before.python if before else None)
+    return [Change("venv", shown, f"python {step.python}", why="" if state.python else "for the new release")]
+
+
+def _packages(
+    step: PackagesStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
+) -> list[Change]:
+    return package_changes(step, state, before)
+
+
+def _native_build(
+    step: NativeBuildStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
+) -> list[Change]:
+    record = state.records.get(f"native-{step.package}") or {}
+    name = canonicalize_name(step.package)
+    versions = state.distributions.get(name, [])
+    if not versions:
+        return [Change(name, None, "built for this host's key, or taken from the artifact store")]
+    key = build_key(step, wanted, state)
+    if record.get("key") != key:
+        differs = [part for part in key if (record.get("key") or {}).get(part) != key[part]]
+        return [Change(name, versions[0], "built for this host's key", why=f"other {', '.join(differs)}")]
+    seen = state.natives.get(step.module, {})
+    changes = [Change(f"{step.module}/{pattern}", None, "a library") for pattern in seen.get("missing", [])]
+    if step.build_info and not changes:
+        info = seen.get("build_info") or ""
+        if key["soc"] and key["soc"] not in info:
+            changes.append(Change(f"{step.module}/{step.build_info}", "another SoC", key["soc"]))
+    return changes
+
+
+def _model(
+    step: ModelStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
+) -> list[Change]:
+    if step.directory:
+        return []
+    found = host.models.get(model_name(step))
+    if found and found["state"] == "complete":
+        return []
+    origin = f"{step.hub}@{step.revision}" if step.hub else "a tiny random model made here"
+    return [Change(f"model {step.name}", f"{found['state']}: {found['detail']}" if found else None, origin)]
+
+
+def _lmcache_config(
+    step: LmcacheConfigStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
+) -> list[Change]:
+    return _texts({CONFIG: config_text(step)}, state, before)
+
+
+def _service(
+    step: ServiceStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
+) -> list[Change]:
+    old = wanted.service_files(step, before.name).texts if before else {}
+    texts = wanted.service_files(step, state.name).texts
+    changes = _texts(texts, state, before)
+    # A new release's scripts differ from the old ones by the release's own name; show only what else differs.
+    return [
+        change
+        if not before or state.texts or before.texts.get(change.what, {}).get("text") != old.get(change.what)
+        else Change(change.what, None, "new file", why="as in the serving release")
+        for change in changes
+    ]
+
+
+def _texts(texts: dict[str, str], state: ReleaseState, before: ReleaseState | None) -> list[Change]:
+    changes = []
+    for path, text in texts.items():
+        old = state.texts.get(path, {}).get("text")
+        if old == text:
+            continue
+        earlier = before.texts.get(path, {}).get("text") if before and old is None else old
+        if earlier == text:
+            changes.append(Change(path, None, "new file", why="as in the serving release"))
+            continue
+        change = text_change(path, earlier, text)
+        if change:
+            changes.append(change)
+    return changes
+
+
+def evidence_change(step: VerifyStep, wanted: Wanted, state: ReleaseState) -> list[Change]:
+    """Whether the evidence of a verify step is there, for this release, driver and model."""
+    evidence = state.evidence.get(step.stage)
+    label = f"{step.stage} evidence"
+    if not evidence:
+        return [Change(label, None, "a proven cache hit")]
+    if not evidence.get("ok"):
+        return [Change(label, "failed", "a proven cache hit")]
+    subject = evidence.get("subject") or {}
+    now = evidence_subject(step, wanted, state.name)
+    differs = [name for name in now if subject.get(name) != now[name]]
+    if differs:
+        shown = ", ".join(f"{name} {subject.get(name)}" for name in differs)
+        return [Change(label, f"for {shown}", ", ".join(f"{name} {now[name]}" for name in differs))]
+    return []
+
+
+def evidence_subject(step: VerifyStep, wanted: Wanted, release: str) -> dict[str, Any]:
+    """What evidence is bound to: when any of it changes, the proof has to be made again."""
+    models = {model.name: model_name(model) for model in wanted.playbook.of_kind(ModelStep)}
+    return {"release": release, "driver": wanted.driver, "models": models, "options": digest(step.options)}
+
+
+def owned_packages(playbook: Playbook) -> dict[str, Any]:
+    """What the release probe has to look at for a playbook's steps: owners, wheel tags, native modules."""
+    packages = playbook.of_kind(PackagesStep)
+    return {
+        "owns": {package: step.owner for step in packages for package in step.owns},
+        "wheel_tags": sorted({canonicalize_name(Requirement(step.pins[0]).name) for step in packages if step.wheel_tag}),
+        "natives": {
+            step.module: {"build_info": step.build_info, "libraries": list(step.libraries)}
+            for step in playbook.of_kind(NativeBuildStep)
+        },
+    }
+
+
+_JUDGES: dict[type[StepBase], Callable[..., list[Change]]] = {
+    ToolkitEnvStep: _toolkit_env,
+    VenvStep: _venv,
+    PackagesStep: _packages,
+    NativeBuildStep: _native_build,
+    ModelStep: _model,
+    LmcacheConfigStep: _lmcache_config,
+    ServiceStep: _service,
+}

@@ -1,0 +1,66 @@
+"""Patches as data: see whether a file has one already, apply it, or say why it can't be."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from lmcache_fleet.playbook.model import Patch
+
+
+@dataclass(frozen=True, slots=True)
+class PatchResult:
+    """What became of one patch.
+
+    Args:
+        path: file in the tree.
+        state: `applied`, `present` (already there), `not-needed` (another ref) or `refused` (the anchor is gone).
+        text: the file's text after it.
+        diff: lines of a unified diff; empty unless applied.
+        nearest: for a refusal, the lines of the file that look most like the anchor.
+    """
+
+    path: str
+    state: Literal["applied", "present", "not-needed", "refused"]
+    text: str
+    diff: tuple[str, ...] = ()
+    nearest: tuple[str, ...] = ()
+
+
+def apply_patch(patch: Patch, text: str, ref: str) -> PatchResult:
+    """Apply one patch to a file's text.
+
+    Args:
+        patch: the patch.
+        text: content of `patch.path`.
+        ref: git ref of the tree, matched against `patch.refs`.
+    """
+    if patch.refs and not any(fnmatch.fnmatchcase(ref, pattern) for pattern in patch.refs):
+        return PatchResult(patch.path, "not-needed", text)
+    if any(re.search(pattern, text, re.MULTILINE) for pattern in patch.present):
+        return PatchResult(patch.path, "present", text)
+    if patch.find not in text:
+        return PatchResult(patch.path, "refused", text, nearest=_nearest(patch.find, text))
+    after = text.replace(patch.find, patch.replace, 1)
+    diff = difflib.unified_diff(
+        text.splitlines(), after.splitlines(), f"a/{patch.path}", f"b/{patch.path}", lineterm="", n=2
+    )
+    return PatchResult(patch.path, "applied", after, tuple(diff))
+
+
+def _nearest(anchor: str, text: str) -> tuple[str, ...]:
+    wanted = [line for line in anchor.splitlines() if line.strip()]
+    lines = text.splitlines()
+    scored = [
+        (max(difflib.SequenceMatcher(None, line.strip(), want.strip()).ratio() for want in wanted), number)
+        for number, line in enumerate(lines)
+        if line.strip()
+    ]
+    if not scored or not wanted:
+        return ()
+    _, best = max(scored, key=lambda item: (item[0], -item[1]))
+    first = max(0, best - 2)
+    return tuple(f"{number + 1}: {lines[number]}" for number in range(first, min(len(lines), best + 3)))

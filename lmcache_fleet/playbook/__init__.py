@@ -1,0 +1,1 @@
+"""The playbook: YAML in, validated and rendered steps out."""

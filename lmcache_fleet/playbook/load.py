@@ -1,0 +1,137 @@
+"""From a playbook file to a validated playbook for one host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from lmcache_fleet.playbook.model import STEP_KINDS, Playbook
+from lmcache_fleet.playbook.source import Document, Location, read_document
+from lmcache_fleet.playbook.template import render, render_variables
+from lmcache_fleet.problems import InputError, nearest
+
+ARCHITECTURES = ("x86_64", "aarch64")
+
+
+@lru_cache(maxsize=16)
+def read_playbook(path: Path) -> Document:
+    """The playbook's document, read once a process.
+
+    Raises:
+        InputError: the file can't be read, or is no mapping with steps of known kinds.
+    """
+    document = read_document(path)
+    problems = []
+    if not isinstance(document.data, dict):
+        raise InputError([document.problem((), "expected a mapping with apiVersion, name and steps")])
+    for key in document.data:
+        if key not in Playbook.model_fields:
+            problems.append(document.problem((key,), f"unknown key '{key}'{nearest(str(key), Playbook.model_fields)}"))
+    if not isinstance(document.data.get("vars", {}), dict):
+        problems.append(document.problem(("vars",), "expected a mapping of variables"))
+    steps = document.data.get("steps")
+    for index, step in enumerate(steps if isinstance(steps, list) else []):
+        where: Location = ("steps", index)
+        if not isinstance(step, dict) or len(step) != 1:
+            message = f"a step is a mapping with one key, its kind{nearest('', STEP_KINDS)}"
+            problems.append(document.problem(where, message))
+            continue
+        (kind,) = step
+        if kind not in STEP_KINDS:
+            problems.append(document.problem((*where, kind), f"unknown step '{kind}'{nearest(str(kind), STEP_KINDS)}"))
+    if problems:
+        raise InputError(problems)
+    return document
+
+
+def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: str, host: str) -> Playbook:
+    """Render and validate a playbook for one host.
+
+    Args:
+        document: as `read_playbook` gave it.
+        given: the host's overrides of `vars`.
+        arch: machine name as `uname -m` prints it.
+        prefix: directory on the host that holds everything versioned.
+        host: the host's name in the inventory.
+
+    Raises:
+        InputError: an override names no variable, a template fails, or a value is not of the schema.
+    """
+    raw_vars = document.data.get("vars") or {}
+    unknown = [name for name in given if name not in raw_vars]
+    if unknown:
+        raise InputError(
+            [
+                document.problem(
+                    ("vars",), f"the inventory overrides '{name}', which the playbook has not{nearest(name, raw_vars)}"
+                )
+                for name in unknown
+            ]
+        )
+    built_in = {"arch": arch, "prefix": prefix, "host": host}
+    variables = render_variables(raw_vars, {**built_in, **given}, document)
+    body = {key: value for key, value in document.data.items() if key != "vars"}
+    rendered = render(body, variables, document)
+    try:
+        return Playbook.model_validate({**rendered, "vars": {name: variables[name] for name in raw_vars}})
+    except ValidationError as error:
+        raise InputError([_problem(document, detail) for detail in error.errors(include_url=False)]) from error
+
+
+def check_document(document: Document, given: Mapping[str, Any] | None = None) -> Playbook:
+    """Resolve for every architecture that the playbook admits, as `lmcache-fleet check` does without a host.
+
+    Raises:
+        InputError: as `resolve`.
+    """
+    requires = document.data.get("requires")
+    admitted = (requires.get("architectures") if isinstance(requires, dict) else None) or ARCHITECTURES
+    playbooks = [
+        resolve(document, given or {}, arch=str(arch), prefix="/opt/lmcache-fleet", host="example") for arch in admitted
+    ]
+    return playbooks[0]
+
+
+def _problem(document: Document, detail: ErrorDetails) -> Any:
+    location = tuple(part for part in detail["loc"] if not str(part).startswith("function-"))
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        message = f"unknown key '{location[-1]}'{nearest(str(location[-1]), _fields_at(location[:-1]))}"
+    elif detail["type"] == "missing":
+        message = f"the key '{location[-1]}' is missing"
+    elif detail["type"] not in {"value_error"} and detail.get("input") is not None:
+        shown = repr(detail["input"])
+        message = f"{message}; got {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    return document.problem(location, message)
+
+
+def _fields_at(location: Location) -> list[str]:
+    """Keys that the model has at a path: walk the models by field names, stepping over list indexes."""
+    model: Any = Playbook
+    for part in location:
+        if isinstance(part, int):
+            continue
+        if part in STEP_KINDS:
+            model = STEP_KINDS[str(part)]
+            continue
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        if part != "steps":
+            model = _model_in(field.annotation)
+    return [name for name in getattr(model, "model_fields", {}) if name != "kind"]
+
+
+def _model_in(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = _model_in(inner)
+        if found is not None:
+            return found
+    return None

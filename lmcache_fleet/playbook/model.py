@@ -1,0 +1,395 @@
+"""The playbook's schema: strict pydantic models, one a step kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+API_VERSION = "lmcache-fleet/v1"
+
+
+class StrictModel(BaseModel):
+    """Unknown keys are errors, types are not coerced, values don't change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _check_requirement(text: str) -> str:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"not a requirement: {error}") from error
+    exact = [spec for spec in requirement.specifier if spec.operator in {"==", "==="} and not spec.version.endswith("*")]
+    if requirement.url is None and not exact:
+        raise ValueError(f"pin it exactly, as in '{requirement.name}==1.2.3'")
+    return text
+
+
+def _check_specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError("not a version condition, such as '>=9.1,<9.2'") from error
+    return text
+
+
+def _check_regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return text
+
+
+def _check_plain_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", text):
+        raise ValueError("use letters, digits and . _ + - only, starting with a letter or digit")
+    return text
+
+
+def _check_env(variables: dict[str, str]) -> dict[str, str]:
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"'{name}' is no variable name")
+        if any(char in value for char in "\n\r\0"):
+            raise ValueError(f"the value of {name} has a line break or NUL")
+    return variables
+
+
+def _check_argument(text: str) -> str:
+    # A value handed to a tool as an argument must not be read as one of its options.
+    if text.startswith("-") or any(char in text for char in "\n\r\0"):
+        raise ValueError("must not start with '-' nor hold a line break")
+    return text
+
+
+def _number_as_text(value: Any) -> Any:
+    # YAML reads `port: 8000` as a number; where a text is wanted the same digits serve.
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Requirement_ = Annotated[str, AfterValidator(_check_requirement)]
+VersionCondition = Annotated[str, AfterValidator(_check_specifier)]
+Regex = Annotated[str, AfterValidator(_check_regex)]
+PlainName = Annotated[str, AfterValidator(_check_plain_name)]
+Argument = Annotated[str, AfterValidator(_check_argument)]
+EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
+Environment = Annotated[dict[str, EnvValue], AfterValidator(_check_env)]
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n\r\x00]*$")]
+PythonMinor = Annotated[str, Field(pattern=r"^3\.\d+$")]
+
+
+class AcceleratorRequirement(StrictModel):
+    """What accelerator a host must have."""
+
+    vendor: Literal["ascend", "cuda", "rocm", "xpu", "musa", "maca", "cpu"]
+    soc: list[str] = Field(default=[], description="shell patterns, any of which the SoC name must match")
+    health: str | None = Field(default=None, description="health word that every chip must show")
+    count: int | None = Field(default=None, ge=1, description="at least so many chips")
+
+
+class Requirements(StrictModel):
+    """Judged before anything is touched; a host that falls short is refused, the others go on."""
+
+    accelerator: AcceleratorRequirement | None = None
+    cann: VersionCondition | None = None
+    driver: VersionCondition | None = None
+    python: VersionCondition | None = None
+    glibc: VersionCondition | None = None
+    disk_free_gb: float | None = Field(default=None, ge=0, strict=False)
+    memory_gb: float | None = Field(default=None, ge=0, strict=False)
+    architectures: list[Literal["x86_64", "aarch64"]] = []
+
+
+class StepBase(StrictModel):
+    """What every step has."""
+
+    when: bool = Field(default=True, description="false leaves the step out; usually a template over vars")
+
+
+class SystemPackagesStep(StepBase):
+    """Distribution packages are installed."""
+
+    kind: Literal["system_packages"] = "system_packages"
+    apt: list[PlainName] = []
+    dnf: list[PlainName] = []
+    lock_timeout: int = Field(default=300, ge=0, description="seconds to wait for the package manager's lock")
+
+
+class EnvScript(StrictModel):
+    """A vendor's environment script, sourced by bash."""
+
+    first_of: list[AbsolutePath] = Field(min_length=1, description="the first of these that exists is sourced")
+    args: list[str] = []
+    required: bool = True
+
+
+def _script(value: Any) -> Any:
+    return {"first_of": [value]} if isinstance(value, str) else value
+
+
+class ToolkitEnvStep(StepBase):
+    """The vendor's environment, captured once into a file that services read."""
+
+    kind: Literal["toolkit_env"] = "toolkit_env"
+    scripts: list[Annotated[EnvScript, BeforeValidator(_script)]] = []
+    path: list[AbsolutePath] = Field(default=[], description="directories put before PATH")
+    env: Environment = {}
+
+
+class VenvStep(StepBase):
+    """An interpreter of the wanted minor version and a virtual environment in the release."""
+
+    kind: Literal["venv"] = "venv"
+    python: PythonMinor
+    installer: Literal["uv", "pip"] = "uv"
+    interpreter: AbsolutePath | None = Field(default=None, description="use this interpreter; found by version if not given")
+    uv: str | None = Field(default=None, description="version of uv put on the host, or an absolute path to one there")
+    index_url: Argument | None = Field(default=None, description="where uv itself is fetched from")
+    system_site_packages: bool = False
+
+
+class PackagesStep(StepBase):
+    """One installer call, and the installed state it must leave."""
+
+    kind: Literal["packages"] = "packages"
+    name: PlainName
+    pins: list[Requirement_] = Field(min_length=1)
+    index_url: Argument | None = None
+    extra_index_urls: list[Argument] = []
+    find_links: list[Argument] = []
+    no_index: bool = False
+    index_strategy: Literal["first-index", "unsafe-first-match", "unsafe-best-match"] | None = None
+    pre: bool = False
+    no_deps: bool = False
+    no_binary: list[PlainName] = []
+    only_binary: list[PlainName] = []
+    force_reinstall: bool = False
+    build_isolation: bool = True
+    env: Environment = {}
+    overrides: list[str] = Field(default=[], description="requirements that replace those of the packages' metadata (uv)")
+    constraints: list[str] = []
+    retries: int = Field(default=3, ge=0)
+    timeout: int = Field(default=3600, ge=1, description="seconds for the whole call")
+    owns: list[PlainName] = Field(default=[], description="import packages whose files must be those of the first pin")
+    wheel_tag: str | None = Field(default=None, description="tag that the first pin's installed wheel must carry")
+    machine_wheels: bool = Field(default=False, description="also offer the wheel folders of the host's pip configuration")
+    require_hashes: bool = False
+    hashes: dict[str, list[str]] = Field(default={}, description="pin → allowed hashes, as 'sha256:…'")
+    compile_bytecode: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Canonical name of the distribution that `owns` and `wheel_tag` speak of."""
+        return canonicalize_name(Requirement(self.pins[0]).name)
+
+
+class Patch(StrictModel):
+    """A change to one file of a source tree."""
+
+    path: str = Field(pattern=r"^[^/\n][^\n]*$")
+    find: str = Field(min_length=1, description="text that must stand in the file exactly once or more; the first is replaced")
+    replace: str
+    present: list[Regex] = Field(default=[], description="any match means that the file already has the change")
+    refs: list[str] = Field(default=[], description="shell patterns of the refs that need it; empty means all")
+    why: str = ""
+
+
+class SourceStep(StepBase):
+    """A git tree at a ref, submodules at their pinned commits, patches applied."""
+
+    kind: Literal["source"] = "source"
+    name: PlainName
+    repo: Argument
+    ref: Argument
+    commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$", description="refuse the ref if it is another commit")
+    submodules: bool = False
+    submodule_refs: dict[str, Argument] = Field(default={}, description="submodule path → ref other than the pinned one")
+    patches: list[Patch] = []
+    retries: int = Field(default=3, ge=0)
+    timeout: int = Field(default=900, ge=1)
+
+
+class NativeBuildStep(StepBase):
+    """An extension built for this host's key and installed as a wheel."""
+
+    kind: Literal["native_build"] = "native_build"
+    source: PlainName = Field(description="name of the source step")
+    package: PlainName = Field(description="distribution that the build makes")
+    module: PlainName = Field(description="import package that holds the libraries")
+    libraries: list[str] = Field(default=[], description="patterns below the module, each of which must match")
+    build_info: str | None = Field(default=None, description="file below the module that tells SoC and CANN")
+    version: str | None = Field(default=None, description="version given to setuptools_scm")
+    env: Environment = {}
+    memory_gb: float | None = Field(default=None, gt=0, strict=False, description="memory limit of the whole build")
+    job_memory_gb: float = Field(default=2.0, gt=0, strict=False, description="memory one compile job may need")
+    timeout: int = Field(default=3600, ge=1)
+    soc: str | None = Field(default=None, description="build for this SoC on a host without the accelerator")
+
+
+class TinyModel(StrictModel):
+    """A small random model made on the host, for trials."""
+
+    seed: int = 0
+
+
+class ModelStep(StepBase):
+    """Weights on disk, judged by a manifest of file hashes."""
+
+    kind: Literal["model"] = "model"
+    name: PlainName
+    tiny: TinyModel | None = None
+    directory: AbsolutePath | None = Field(default=None, description="already on the host")
+    hub: Argument | None = Field(default=None, description="repository id on the hub, such as Qwen/Qwen2.5-0.5B-Instruct")
+    revision: Argument | None = None
+    endpoint: Argument | None = Field(default=None, description="base URL of the hub or of a mirror")
+    timeout: int = Field(default=7200, ge=1)
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelStep:
+        given = [name for name in ("tiny", "directory", "hub") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of tiny, directory and hub")
+        if self.hub is not None and self.revision is None:
+            raise ValueError("a hub model needs a revision, else no two hosts need have the same weights")
+        return self
+
+
+class LmcacheConfigStep(StepBase):
+    """LMCache's configuration file."""
+
+    kind: Literal["lmcache_config"] = "lmcache_config"
+    lmcache: str = Field(description="LMCache version whose keys are valid")
+    settings: dict[str, Any] = {}
+    extra_keys: list[str] = Field(default=[], description="further keys that a plug-in adds")
+
+
+class Connector(StrictModel):
+    """vLLM's --kv-transfer-config."""
+
+    name: PlainName
+    role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
+    module_path: PlainName | None = None
+    extra: dict[str, Any] = {}
+
+
+class MpServer(StrictModel):
+    """The LMCache server of MP mode."""
+
+    port: int = Field(default=5555, ge=1, le=65535)
+    http_port: int = Field(default=8080, ge=1, le=65535)
+    l1_size_gb: float = Field(default=1, gt=0, strict=False)
+    chunk_size: int = Field(default=256, ge=1)
+    eviction_policy: str = "LRU"
+    transfer_mode: Literal["auto", "engine_driven", "lmcache_driven"] = "auto"
+    l2_adapter: dict[str, Any] | None = None
+    args: list[str] = []
+
+
+class ServiceStep(StepBase):
+    """systemd units: vLLM with the connector, and the LMCache server in MP mode."""
+
+    kind: Literal["service"] = "service"
+    model: PlainName = Field(description="name of the model step")
+    served_name: str = "default"
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+    connector: Connector
+    server: MpServer | None = None
+    args: list[EnvValue] = []
+    env: Environment = {}
+    secrets: list[PlainName] = Field(default=[], description="names of inventory secrets put into the environment")
+    user: PlainName = "lmcache"
+    groups: list[PlainName] = Field(default=[], description="supplementary groups, those that exist")
+    devices: list[str] = Field(default=[], description="device patterns the sandbox allows; empty allows all")
+    memlock: str = "infinity"
+    start_timeout: int = Field(default=1200, ge=1)
+
+
+class VerifyStep(StepBase):
+    """Evidence that the KV cache is really offloaded."""
+
+    kind: Literal["verify"] = "verify"
+    stage: Literal["offline", "online"]
+    mode: Literal["inprocess", "mp", "service"]
+    options: dict[str, Any] = Field(default={}, description="settings of the verification program")
+    timeout: int = Field(default=1800, ge=1)
+
+
+AnyStep = (
+    SystemPackagesStep
+    | ToolkitEnvStep
+    | VenvStep
+    | PackagesStep
+    | SourceStep
+    | NativeBuildStep
+    | ModelStep
+    | LmcacheConfigStep
+    | ServiceStep
+    | VerifyStep
+)
+
+STEP_KINDS: dict[str, type[StepBase]] = {
+    "system_packages": SystemPackagesStep,
+    "toolkit_env": ToolkitEnvStep,
+    "venv": VenvStep,
+    "packages": PackagesStep,
+    "source": SourceStep,
+    "native_build": NativeBuildStep,
+    "model": ModelStep,
+    "lmcache_config": LmcacheConfigStep,
+    "service": ServiceStep,
+    "verify": VerifyStep,
+}
+
+
+def _tagged(value: Any) -> Any:
+    # `- venv: {python: "3.12"}` is how people write it; the union wants the kind beside the fields.
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, fields),) = value.items()
+        if isinstance(fields, dict):
+            return {**fields, "kind": kind}
+        if fields is None:
+            return {"kind": kind}
+    return value
+
+
+Step = Annotated[Annotated[AnyStep, Field(discriminator="kind")], BeforeValidator(_tagged)]
+
+
+class Playbook(StrictModel):
+    """What is wanted on a host, as ordered steps."""
+
+    apiVersion: Literal["lmcache-fleet/v1"]  # noqa: N815 - the key's name in the file
+    name: PlainName
+    description: str = ""
+    vars: dict[str, Any] = {}
+    requires: Requirements = Requirements()
+    steps: list[Step] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _references(self) -> Playbook:
+        _expect_named(self.of_kind(NativeBuildStep), "source", self.of_kind(SourceStep))
+        _expect_named(self.of_kind(ServiceStep), "model", self.of_kind(ModelStep))
+        for kind in (VenvStep, ServiceStep):
+            if len(self.of_kind(kind)) > 1:
+                raise ValueError(f"at most one {kind.__name__.removesuffix('Step').lower()} step")
+        return self
+
+    def of_kind(self, kind: type[StepBase]) -> list[Any]:
+        """The active steps of one kind, in order."""
+        return [step for step in self.steps if isinstance(step, kind) and step.when]
+
+
+def _expect_named(users: Iterable[Any], field: str, named: Iterable[Any]) -> None:
+    names = [step.name for step in named]
+    for user in users:
+        wanted = getattr(user, field)
+        if wanted not in names:
+            raise ValueError(f"the {user.kind} step names the {field} '{wanted}', which no {field} step above makes")

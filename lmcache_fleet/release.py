@@ -1,0 +1,198 @@
+"""Releases: what a host has, what identity a wanted one has, and which one a run works on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmcache_fleet.digest import digest
+from lmcache_fleet.playbook.model import Playbook, StepBase, SystemPackagesStep, VerifyStep
+
+# Steps that make up a release. The others change the host (packages of the distribution) or look at it (evidence).
+_OUTSIDE_A_RELEASE = (SystemPackagesStep, VerifyStep)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseState:
+    """One release as it is on the host's disk.
+
+    Args:
+        name: directory name below `releases/`.
+        spec: digest of the steps and host key it was made for.
+        sealed: verified off-line; from then on it is never modified.
+        python: version of the virtual environment's interpreter.
+        distributions: canonical name → versions installed (two of one name is damage).
+        owns: import package → {claimed_by, wrong, wrong_count}.
+        wheel_tags: distribution → tags of its installed wheel.
+        natives: module → {build_info, missing}.
+        records: what steps wrote down about what they did, by name.
+        texts: path below the release → {sha256, mode, text}.
+        evidence: `offline` and `online` → evidence as the verification program wrote it.
+    """
+
+    name: str
+    spec: str | None = None
+    sealed: bool = False
+    python: str | None = None
+    distributions: dict[str, list[str]] = field(default_factory=dict)
+    owns: dict[str, Any] = field(default_factory=dict)
+    wheel_tags: dict[str, list[str]] = field(default_factory=dict)
+    natives: dict[str, Any] = field(default_factory=dict)
+    records: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, dict[str, str]] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, name: str, data: dict[str, Any]) -> ReleaseState:
+        """From the probe's answer for one release."""
+        manifest = data["manifest"] or {}
+        return cls(
+            name=name,
+            spec=manifest.get("spec"),
+            sealed=data["sealed"],
+            python=data["python"] if data["interpreter_works"] else None,
+            distributions=data["distributions"],
+            owns=data["owns"],
+            wheel_tags=data["wheel_tags"],
+            natives=data["natives"],
+            records=data["records"],
+            texts=data["texts"],
+            evidence=data["evidence"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HostReleases:
+    """Everything under the prefix.
+
+    Args:
+        current: name of the release that `current` points to.
+        previous: name of the release that was current before.
+        activation: journal of a switch that didn't end; None when there is none.
+        releases: by name.
+        models: directory name → {state, detail}.
+        tools: names below `tools/` that are ready for use.
+    """
+
+    current: str | None = None
+    previous: str | None = None
+    activation: dict[str, Any] | None = None
+    releases: dict[str, ReleaseState] = field(default_factory=dict)
+    models: dict[str, dict[str, str]] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> HostReleases:
+        """From the probe's answer."""
+        return cls(
+            current=data["current"],
+            previous=data["previous"],
+            activation=data["activation"],
+            releases={name: ReleaseState.from_json(name, item) for name, item in data["releases"].items()},
+            models=data["models"],
+            tools=tuple(data["tools"]),
+        )
+
+    @property
+    def serving(self) -> ReleaseState | None:
+        """The release that `current` points to, when it is there."""
+        return self.releases.get(self.current or "")
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """What of a host decides which binaries it can run.
+
+    Args:
+        arch: machine name.
+        os_id: distribution.
+        os_version: its version.
+        glibc: version of the C library.
+        soc: SoC name as builds need it, such as `Ascend910B3`; None without an accelerator.
+        toolkit: version of the vendor's toolkit, such as CANN's.
+    """
+
+    arch: str
+    os_id: str | None
+    os_version: str | None
+    glibc: str | None
+    soc: str | None = None
+    toolkit: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, for digests and manifests."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def release_steps(playbook: Playbook) -> list[StepBase]:
+    """The active steps whose result lives in the release."""
+    return [step for step in playbook.steps if step.when and not isinstance(step, _OUTSIDE_A_RELEASE)]
+
+
+def release_spec(playbook: Playbook, key: HostKey) -> dict[str, Any]:
+    """What a release is made from: its steps and the host key, as plain data."""
+    steps = [step.model_dump(mode="json", exclude={"when"}) for step in release_steps(playbook)]
+    return {"playbook": playbook.name, "steps": steps, "host": key.as_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The release that this run works on.
+
+    Args:
+        state: what of it is on disk; an empty state for one that isn't.
+        spec: digest of the wanted steps and host key.
+        exists: whether its directory and manifest are there.
+        complete: sealed and whole: there is nothing to build.
+        why: reason for building; empty when complete.
+    """
+
+    state: ReleaseState
+    spec: str
+    exists: bool
+    complete: bool
+    why: str
+
+    @property
+    def name(self) -> str:
+        """Directory name below `releases/`."""
+        return self.state.name
+
+
+def choose_target(host: HostReleases, spec: dict[str, Any], damage: Callable[[ReleaseState], list[str]]) -> Target:
+    """Pick the release to work on.
+
+    A sealed release is never modified: when it is no longer what it was sealed as, a revision is built beside it
+    (`<digest>-r2`), so that what is serving goes on serving.
+
+    Args:
+        host: what is on the host.
+        spec: as `release_spec` gave it.
+        damage: what is wrong with a release, judged by every step; empty when whole.
+    """
+    wanted = digest(spec)
+    same = [state for state in host.releases.values() if state.spec == wanted]
+    same.sort(key=lambda state: (state.name == host.current, _revision(state.name)), reverse=True)
+    damaged = ""
+    for state in same:
+        if not state.sealed:
+            continue
+        wrong = damage(state)
+        if not wrong:
+            return Target(state, wanted, exists=True, complete=True, why="")
+        damaged = damaged or f"{state.name} is no longer as it was sealed: {'; '.join(wrong)}"
+    for state in same:
+        if not state.sealed:
+            why = damaged or "an earlier run was interrupted"
+            return Target(state, wanted, exists=True, complete=False, why=why)
+    taken = [_revision(name) for name in host.releases if name.split("-r")[0] == wanted]
+    name = wanted if not taken else f"{wanted}-r{max(taken) + 1}"
+    why = damaged or ("the first release" if host.serving is None else "the steps or the host changed")
+    return Target(ReleaseState(name, wanted), wanted, exists=False, complete=False, why=why)
+
+
+def _revision(name: str) -> int:
+    found = re.search(r"-r(\d+)$", name)
+    return int(found[1]) if found else 1

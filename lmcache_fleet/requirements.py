@@ -1,0 +1,129 @@
+"""Whether a host can run a playbook at all: its `requires` against what was observed."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from lmcache_fleet.accelerators import Accelerators
+from lmcache_fleet.playbook.model import AcceleratorRequirement, Requirements
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What of a host its requirements are about; None where the host didn't say.
+
+    Args:
+        arch: machine name.
+        glibc: version of the C library.
+        pythons: versions of the interpreters of the wanted minor version.
+        memory_gb: memory, GiB.
+        disk_free_gb: free space where the prefix is, GiB.
+        accelerators: what the vendor's tool said.
+        soc: SoC name as builds need it.
+        toolkit: the toolkit's version, as a version that can be compared.
+        driver: the driver's version, likewise.
+    """
+
+    arch: str | None = None
+    glibc: str | None = None
+    pythons: tuple[str, ...] = ()
+    memory_gb: float | None = None
+    disk_free_gb: float | None = None
+    accelerators: Accelerators | None = None
+    soc: str | None = None
+    toolkit: Version | None = None
+    driver: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """One requirement that a host doesn't meet.
+
+    Args:
+        what: the requirement.
+        cause: what was found.
+        remedy: what to do.
+    """
+
+    what: str
+    cause: str
+    remedy: str
+
+
+def shortfalls(requires: Requirements, host: Observed) -> list[Shortfall]:
+    """Every requirement that the host doesn't meet; empty when it can run the playbook."""
+    found: list[Shortfall] = []
+    if requires.architectures and host.arch not in requires.architectures:
+        wanted = " or ".join(requires.architectures)
+        found.append(Shortfall("architecture", f"the host is {host.arch}, wanted {wanted}", "use another playbook"))
+    if requires.accelerator:
+        found += _accelerator(requires.accelerator, host)
+    found += _version("CANN", requires.cann, host.toolkit, "install that toolkit, or use the playbook of the one there")
+    found += _version("driver", requires.driver, host.driver, "upgrade the driver and firmware, then reboot")
+    found += _version("glibc", requires.glibc, _parsed(host.glibc), "use a newer release of the distribution")
+    if requires.python and host.pythons:
+        fitting = [text for text in host.pythons if SpecifierSet(requires.python).contains(text)]
+        if not fitting:
+            cause = f"found {', '.join(host.pythons)}, wanted {requires.python}"
+            found.append(Shortfall("python", cause, "install such an interpreter, or set the playbook's python"))
+    for what, wanted_gb, has in (
+        ("free disk", requires.disk_free_gb, host.disk_free_gb),
+        ("memory", requires.memory_gb, host.memory_gb),
+    ):
+        if wanted_gb is not None and (has is None or has < wanted_gb):
+            cause = f"{'unknown' if has is None else f'{has:g}'} GiB, wanted {wanted_gb:g}"
+            found.append(Shortfall(what, cause, "free or add some, or lower the requirement in the playbook"))
+    return found
+
+
+def _accelerator(wanted: AcceleratorRequirement, host: Observed) -> list[Shortfall]:
+    if wanted.vendor == "cpu":
+        return []
+    seen = host.accelerators
+    if seen is None or seen.state != "ok":
+        state = "nothing was read" if seen is None else f"{seen.state}: {seen.message}"
+        return [Shortfall(f"{wanted.vendor} accelerator", state, _REMEDIES.get(seen.state if seen else "", _LOOK))]
+    found = []
+    soc = host.soc or (seen.chips[0].name if seen.chips else "none")
+    if wanted.soc and not any(fnmatch.fnmatchcase(soc, pattern) for pattern in wanted.soc):
+        cause = f"the SoC is {soc}, wanted {' or '.join(wanted.soc)}"
+        found.append(Shortfall("SoC", cause, "use the playbook of this SoC, or name it in requires.accelerator.soc"))
+    if wanted.health:
+        # A chip that doesn't tell its health is not a healthy chip.
+        sick = [f"chip {chip.npu_id}: {chip.health or 'unknown'}" for chip in seen.chips if chip.health != wanted.health]
+        if sick:
+            found.append(Shortfall("health", ", ".join(sick), "look at the card's alarms; exclude or replace it"))
+    if seen.chip_count < (wanted.count or 1):
+        cause = f"{seen.chip_count} chips, wanted {wanted.count or 1}"
+        found.append(Shortfall("chips", cause, "check the cards, their power and the devices given to a container"))
+    return found
+
+
+def _version(what: str, condition: str | None, version: Version | None, remedy: str) -> list[Shortfall]:
+    if condition is None:
+        return []
+    if version is None:
+        return [Shortfall(what, f"no version found, wanted {condition}", remedy)]
+    if SpecifierSet(condition).contains(version, prereleases=True):
+        return []
+    return [Shortfall(what, f"found {version}, wanted {condition}", remedy)]
+
+
+def _parsed(text: str | None) -> Version | None:
+    try:
+        return Version(text) if text else None
+    except InvalidVersion:
+        return None
+
+
+_LOOK = "run the vendor's tool on the host and look at what it says"
+_REMEDIES = {
+    "device-in-use": "end the process or container that holds the device, or free it there",
+    "dcmi-init-failed": "check devices, group HwHiAiUser, other containers, and a reboot after a driver upgrade",
+    "tool-missing": "install the driver, or put the vendor's tool on PATH",
+    "driver-not-loaded": "load or install the driver; a reboot may be due",
+}

@@ -1,0 +1,148 @@
+"""What a service step puts on a host: unit files, start scripts, the service's environment."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from lmcache_fleet.digest import text_digest
+from lmcache_fleet.envfile import render_env
+from lmcache_fleet.layout import Layout, ReleaseLayout
+from lmcache_fleet.playbook.model import Connector, MpServer, ServiceStep
+
+VLLM_UNIT = "lmcache-fleet-vllm.service"
+SERVER_UNIT = "lmcache-fleet-server.service"
+_TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    # Autoescaping is for HTML; values that reach a unit are checked by the model and quoted here.
+    return Environment(  # noqa: S701
+        loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def unit_names(service: ServiceStep) -> tuple[str, ...]:
+    """The units of a service step, in the order in which they start."""
+    return (SERVER_UNIT, VLLM_UNIT) if service.server else (VLLM_UNIT,)
+
+
+def render_units(service: ServiceStep, layout: Layout, groups: tuple[str, ...]) -> dict[str, str]:
+    """Unit name → text.
+
+    A unit names only `current`, never a release, so that switching a release is a link and a restart. It carries the
+    digest of its own text, so that a running process tells which text it was started with.
+
+    Args:
+        service: the step.
+        layout: paths on the host.
+        groups: supplementary groups, those of the step that exist on the host.
+    """
+    values = {
+        "service": service,
+        "current": layout.current,
+        "groups": groups,
+        "server_unit": SERVER_UNIT,
+        "secrets": layout.secrets("service"),
+    }
+    units = {}
+    for name in unit_names(service):
+        template = "units/server.service.j2" if name == SERVER_UNIT else "units/vllm.service.j2"
+        text = _environment().get_template(template).render(values)
+        units[name] = text.replace("[Service]\n", f"[Service]\nEnvironment=LMCACHE_FLEET_UNIT={unit_digest(text)}\n", 1)
+    return units
+
+
+def unit_digest(text: str) -> str:
+    """Digest of a unit's text, without the line that carries it."""
+    kept = [line for line in text.splitlines() if not line.startswith("Environment=LMCACHE_FLEET_UNIT=")]
+    return text_digest("\n".join(kept))[:12]
+
+
+def connector_json(connector: Connector, server: MpServer | None) -> str:
+    """The value of vLLM's --kv-transfer-config."""
+    config: dict[str, object] = {"kv_connector": connector.name, "kv_role": connector.role}
+    if connector.module_path:
+        config["kv_connector_module_path"] = connector.module_path
+    extra = dict(connector.extra)
+    if server:
+        extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server.port, **extra}
+    if extra:
+        config["kv_connector_extra_config"] = extra
+    return json.dumps(config, sort_keys=True)
+
+
+def server_argv(server: MpServer, release: ReleaseLayout) -> list[str]:
+    """The LMCache server's command. Its HTTP side has no authentication, so both of its ports are loopback only."""
+    argv = [f"{release.venv}/bin/lmcache", "server", "--host", "127.0.0.1", "--port", str(server.port)]
+    argv += ["--http-host", "127.0.0.1", "--http-port", str(server.http_port), "--l1-size-gb", f"{server.l1_size_gb:g}"]
+    argv += ["--eviction-policy", server.eviction_policy, "--chunk-size", str(server.chunk_size)]
+    # Left at its default the server and a CPU engine wait for one another for ever.
+    argv += ["--supported-transfer-mode", server.transfer_mode]
+    if server.l2_adapter:
+        argv += ["--l2-adapter", json.dumps(server.l2_adapter, sort_keys=True)]
+    return argv + list(server.args)
+
+
+def vllm_argv(service: ServiceStep, model: str, release: ReleaseLayout) -> list[str]:
+    """vLLM's command. The module, not `vllm serve`: the CPU wheel has no metadata under the name that `vllm` asks for."""
+    argv = [release.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    argv += ["--served-model-name", service.served_name, "--host", service.host, "--port", str(service.port)]
+    argv += ["--kv-transfer-config", connector_json(service.connector, service.server)]
+    return argv + list(service.args)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFiles:
+    """What a release holds for its service.
+
+    Args:
+        texts: path below the release → text.
+        executable: those of them that are started.
+    """
+
+    texts: dict[str, str]
+    executable: frozenset[str]
+
+
+def service_files(
+    service: ServiceStep, model: str, release: ReleaseLayout, name: str, config: str | None
+) -> ServiceFiles:
+    """Start scripts and environment of a release.
+
+    Args:
+        service: the step.
+        model: directory of the weights.
+        release: paths of the release.
+        name: the release's name, which the running process carries in its environment.
+        config: path of LMCache's configuration file; None without one.
+    """
+    path = f"{release.venv}/bin"
+    variables = {
+        # Unset, each process hashes tokens its own way and nothing that another one stored is ever found.
+        "PYTHONHASHSEED": "0",
+        "LMCACHE_TRACK_USAGE": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        **({"LMCACHE_CONFIG_FILE": config} if config else {}),
+        **service.env,
+        "LMCACHE_FLEET_RELEASE": name,
+    }
+    texts = {
+        "env/service.env": render_env(variables),
+        "bin/vllm": _start_script(vllm_argv(service, model, release), path),
+    }
+    if service.server:
+        texts["bin/lmcache-server"] = _start_script(server_argv(service.server, release), path)
+    return ServiceFiles(texts, frozenset(text for text in texts if text.startswith("bin/")))
+
+
+def _start_script(argv: list[str], path: str) -> str:
+    command = " \\\n  ".join(shlex.quote(word) for word in argv)
+    return f'#!/bin/sh\nPATH={shlex.quote(path)}:"$PATH"\nexport PATH\nexec {command}\n'

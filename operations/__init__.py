@@ -1,0 +1,1 @@
+"""How to get there: pyinfra operations, one module a playbook step."""

@@ -1,0 +1,61 @@
+"""One installer call, made only when the installed state is not the wanted one."""
+
+from __future__ import annotations
+
+import json
+
+from facts.interpreters import PipWheelFolders
+from facts.releases import Releases
+from lmcache_fleet.installer import InstallerCall, install_call
+from lmcache_fleet.layout import ReleaseLayout
+from lmcache_fleet.playbook.model import PackagesStep
+from lmcache_fleet.shell import exports, script, words, write_file
+from operations.faults import Commands, step_operation
+from operations.plan import HostPlan
+from operations.session import HostFault, Session
+from operations.venv import uv_path
+
+
+@step_operation
+def packages(session: Session, plan: HostPlan, step: PackagesStep) -> Commands:
+    """The release's virtual environment has the step's pins, from the right distribution.
+
+    + step: pins, indexes, flags, and whose files certain import packages must be
+    """
+    if not session.show(plan.changes(step)):
+        session.host.noop(f"installed: {', '.join(step.pins)}")
+        return
+    venv = plan.venv
+    if venv is None:
+        raise HostFault("the playbook has no venv step", "put a venv step before the packages steps")
+    layout = session.layout
+    release = layout.release(plan.target.name)
+    offered = session.read(PipWheelFolders) if step.machine_wheels else ()
+    call = install_call(step, venv, layout, release, uv_path(venv, layout), offered)
+    yield session.remote(
+        install_script(call, release, f"packages {step.name}"),
+        timeout=step.timeout,
+        doing=f"installing {', '.join(step.pins)}",
+    )
+    session.forget(Releases)
+
+
+def install_script(call: InstallerCall, release: ReleaseLayout, step: str, record: str | None = None) -> str:
+    """The remote script of an installer call, with a mark that stands while it is under way.
+
+    Args:
+        call: the call.
+        release: paths of the release.
+        step: named by the mark, for the next run's plan if this one is cut off.
+        record: a further command run after the call, before the mark is taken away.
+    """
+    mark = release.file("records/installing.json")
+    files = [write_file(release.file(path), text) for path, text in call.files.items()]
+    return script(
+        f"umask 022; mkdir -p {words(release.file('records'), release.file('requirements'))}",
+        *files,
+        write_file(mark, json.dumps({"step": step})),
+        f"cd {words(release.root)} && {exports(call.env)} {words(*call.argv)}",
+        record,
+        f"rm -f {words(mark)}",
+    )

@@ -1,0 +1,269 @@
+"""What one host should become: the playbook rendered for it, the release to work on, what it lacks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from facts.interpreters import Interpreters, PipWheelFolders
+from facts.releases import Releases
+from facts.system import System
+from facts.system_packages import AptPackages, DnfPackages
+from facts.toolkit_env import ToolkitEnv
+from facts.units import Account, Units
+from facts.vendors import observe_accelerator, vendor_parts
+from lmcache_fleet.changes import Change
+from lmcache_fleet.digest import canonical_json
+from lmcache_fleet.envfile import render_env
+from lmcache_fleet.judge import Wanted, changes_of, damage, evidence_change, owned_packages
+from lmcache_fleet.playbook.load import ARCHITECTURES, resolve
+from lmcache_fleet.playbook.model import (
+    PackagesStep,
+    Playbook,
+    ServiceStep,
+    SourceStep,
+    StepBase,
+    SystemPackagesStep,
+    ToolkitEnvStep,
+    VenvStep,
+    VerifyStep,
+)
+from lmcache_fleet.playbook.source import Document
+from lmcache_fleet.release import HostKey, HostReleases, ReleaseState, Target, choose_target, release_spec
+from lmcache_fleet.requirements import Observed
+from lmcache_fleet.sources import SourceError, SourceTree, make_tree
+from lmcache_fleet.units import unit_names
+from operations.session import HostFault, Part, Session
+
+
+class HostPlan:
+    """The wanted state of one host and the distance to it; worked out again whenever the host was read again.
+
+    Args:
+        session: the host's session.
+        document: the playbook as it stands in its file.
+        given: the host's overrides of the playbook's variables.
+    """
+
+    def __init__(self, session: Session, document: Document, given: dict[str, Any]) -> None:
+        self.session = session
+        self.document = document
+        self.given = given
+        self._playbook: Playbook | None = None
+        self._made: tuple[int, Wanted, Target] | None = None
+        for arch in ARCHITECTURES:
+            # The architecture is not known before the first read, which must already ask for everything: what the
+            # playbook asks on either is asked.
+            session.expect(playbook_parts(self._resolved(arch), session.layout.prefix))
+
+    def _resolved(self, arch: str) -> Playbook:
+        key = canonical_json(self.given)
+        return _resolve(_Shared(self.document), key, arch, self.session.layout.prefix, self.session.host.name)
+
+    @property
+    def playbook(self) -> Playbook:
+        """The playbook, rendered for the host's architecture."""
+        if self._playbook is None:
+            arch = self.session.read(System, prefix=self.session.layout.prefix).arch
+            if arch is None:
+                raise HostFault("the host doesn't tell its architecture")
+            self._playbook = self._resolved(arch)
+        return self._playbook
+
+    @property
+    def vendor(self) -> str:
+        """The accelerator's vendor; `cpu` where the playbook wants none."""
+        return _vendor(self.playbook)
+
+    @property
+    def releases(self) -> HostReleases:
+        """What stands under the prefix."""
+        return self.session.read(
+            Releases, prefix=self.session.layout.prefix, request=owned_packages(self.playbook)
+        )
+
+    def observed(self) -> Observed:
+        """What of the host the playbook's requirements are about."""
+        system = self.session.read(System, prefix=self.session.layout.prefix)
+        accelerator = observe_accelerator(self.vendor, self.session.read)
+        return Observed(
+            arch=system.arch,
+            glibc=system.glibc,
+            pythons=tuple(item.version for item in self.interpreters()),
+            memory_gb=system.memory_gb,
+            disk_free_gb=system.disk_free_gb,
+            accelerators=accelerator.accelerators,
+            soc=accelerator.soc,
+            toolkit=accelerator.toolkit,
+            driver=accelerator.driver,
+        )
+
+    def interpreters(self) -> list[Any]:
+        """Interpreters of the minor version that the playbook's venv step wants."""
+        venv = self.venv
+        return self.session.read(Interpreters, **_interpreters_of(venv)) if venv else []
+
+    @property
+    def venv(self) -> VenvStep | None:
+        """The playbook's venv step."""
+        steps = self.playbook.of_kind(VenvStep)
+        return steps[0] if steps else None
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the release must look like."""
+        return self._make()[1]
+
+    @property
+    def target(self) -> Target:
+        """The release that this run works on."""
+        return self._make()[2]
+
+    @property
+    def before(self) -> ReleaseState | None:
+        """The serving release, when another one is to be built."""
+        serving = self.releases.serving
+        return serving if serving and serving.name != self.target.name else None
+
+    def changes(self, step: StepBase) -> list[Change]:
+        """What a step lacks in the release that this run works on."""
+        return changes_of(step, self.wanted, self.releases, self.target.state, self.before)
+
+    def trees(self) -> dict[str, SourceTree]:
+        """Source step's name → its tree on the control machine.
+
+        Raises:
+            HostFault: a tree can't be made.
+        """
+        return {step.name: source_tree(step) for step in self.playbook.of_kind(SourceStep)}
+
+    def _make(self) -> tuple[int, Wanted, Target]:
+        releases = self.releases
+        if self._made is not None and self._made[0] == self.session.generation:
+            return self._made
+        observed = self.observed()
+        system = self.session.read(System, prefix=self.session.layout.prefix)
+        key = HostKey(
+            arch=system.arch or "",
+            os_id=system.os_id,
+            os_version=system.os_version,
+            glibc=system.glibc,
+            soc=observed.soc,
+            toolkit=str(observed.toolkit) if observed.toolkit else None,
+        )
+        wanted = Wanted(
+            playbook=self.playbook,
+            layout=self.session.layout,
+            key=key,
+            toolkit_env=self._toolkit_env(),
+            sources={name: tree.identity for name, tree in self.trees().items()},
+            driver=str(observed.driver) if observed.driver else None,
+        )
+        offline = [step for step in self.playbook.of_kind(VerifyStep) if step.stage == "offline"]
+
+        def wrong(state: ReleaseState) -> list[str]:
+            evidence = [str(change) for step in offline for change in evidence_change(step, wanted, state)]
+            return damage(wanted, releases, state) + (evidence if not state.evidence else [])
+
+        target = choose_target(releases, release_spec(self.playbook, key), wrong)
+        self._made = (self.session.generation, wanted, target)
+        return self._made
+
+    def _toolkit_env(self) -> str | None:
+        steps = self.playbook.of_kind(ToolkitEnvStep)
+        if not steps:
+            return None
+        step = steps[0]
+        captured = self.session.read(ToolkitEnv, **_toolkit_of(step))
+        if captured.failed:
+            raise HostFault(
+                f"the toolkit's environment can't be loaded: {', '.join(captured.failed)}",
+                "source the script by hand in bash and look at what it says",
+            )
+        optional = {", ".join(script.first_of) for script in step.scripts if not script.required}
+        missing = [name for name in captured.missing if name not in optional]
+        if missing:
+            raise HostFault(
+                f"no such environment script: {'; '.join(missing)}",
+                "install the toolkit, or correct `scripts` in the toolkit_env step",
+            )
+        return render_env({**captured.variables, **step.env})
+
+
+def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
+    """Every fact that a playbook's steps read."""
+    parts: list[Part] = [
+        (System, {"prefix": prefix}),
+        (Releases, {"prefix": prefix, "request": owned_packages(playbook)}),
+        *vendor_parts(_vendor(playbook)),
+    ]
+    for step in playbook.steps:
+        if not step.when:
+            continue
+        if isinstance(step, SystemPackagesStep):
+            parts += [(AptPackages, {"names": step.apt})] if step.apt else []
+            parts += [(DnfPackages, {"names": step.dnf})] if step.dnf else []
+        elif isinstance(step, ToolkitEnvStep):
+            parts.append((ToolkitEnv, _toolkit_of(step)))
+        elif isinstance(step, VenvStep):
+            parts.append((Interpreters, _interpreters_of(step)))
+        elif isinstance(step, ServiceStep):
+            parts.append((Units, {"names": unit_names(step)}))
+            parts.append((Account, {"user": step.user, "groups": tuple(step.groups)}))
+        elif isinstance(step, PackagesStep) and step.machine_wheels:
+            parts.append((PipWheelFolders, {}))
+    return parts
+
+
+def _vendor(playbook: Playbook) -> str:
+    return playbook.requires.accelerator.vendor if playbook.requires.accelerator else "cpu"
+
+
+def _toolkit_of(step: ToolkitEnvStep) -> dict[str, Any]:
+    scripts = tuple((tuple(script.first_of), tuple(script.args)) for script in step.scripts)
+    return {"scripts": scripts, "path": tuple(step.path)}
+
+
+def _interpreters_of(step: VenvStep) -> dict[str, Any]:
+    return {"minor": step.python, "also": (step.interpreter,) if step.interpreter else ()}
+
+
+class _Shared:
+    """A document as a cache key: by identity, since it is read once a process."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def __hash__(self) -> int:
+        return id(self.document)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Shared) and other.document is self.document
+
+
+@lru_cache(maxsize=4096)
+def _resolve(shared: _Shared, given: str, arch: str, prefix: str, host: str) -> Playbook:
+    import json
+
+    return resolve(shared.document, json.loads(given), arch=arch, prefix=prefix, host=host)
+
+
+_trees: dict[str, SourceTree | HostFault] = {}
+
+
+def source_tree(step: SourceStep) -> SourceTree:
+    """A source step's tree, made once a process whatever the number of hosts.
+
+    Raises:
+        HostFault: it can't be made; said for each host, tried once.
+    """
+    key = canonical_json(step.model_dump(mode="json"))
+    if key not in _trees:
+        try:
+            _trees[key] = make_tree(step)
+        except SourceError as error:
+            _trees[key] = HostFault(error.cause, error.remedy)
+    made = _trees[key]
+    if isinstance(made, HostFault):
+        raise HostFault(made.cause, made.remedy)
+    return made

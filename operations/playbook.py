@@ -1,0 +1,131 @@
+"""Apply a playbook to the current host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyinfra import host, state
+from pyinfra.api.exceptions import DeployError
+
+from lmcache_fleet.inventory import data_layers, host_settings
+from lmcache_fleet.layout import Layout
+from lmcache_fleet.playbook.load import read_playbook
+from lmcache_fleet.playbook.model import (
+    LmcacheConfigStep,
+    ModelStep,
+    NativeBuildStep,
+    PackagesStep,
+    Playbook,
+    ServiceStep,
+    SourceStep,
+    StepBase,
+    SystemPackagesStep,
+    ToolkitEnvStep,
+    VenvStep,
+    VerifyStep,
+)
+from lmcache_fleet.problems import InputError
+from lmcache_fleet.requirements import shortfalls
+from operations.lmcache_config import lmcache_config
+from operations.model import model
+from operations.native_build import native_build, source
+from operations.packages import packages
+from operations.plan import HostPlan
+from operations.release import release, retention
+from operations.service import account, service, service_files
+from operations.session import HostFault, Session, session_for
+from operations.system_packages import system_packages
+from operations.toolkit_env import toolkit_env
+from operations.venv import installer_tool, venv
+from operations.verify import verify
+
+Call = tuple[str, Callable[..., Any]]
+
+_STEPS: dict[type[StepBase], Callable[..., Any]] = {
+    ToolkitEnvStep: toolkit_env,
+    VenvStep: venv,
+    PackagesStep: packages,
+    SourceStep: source,
+    NativeBuildStep: native_build,
+    ModelStep: model,
+    LmcacheConfigStep: lmcache_config,
+}
+
+
+def apply_playbook(path: str) -> None:
+    """Bring the current host to what a playbook wants.
+
+    Args:
+        path: the playbook's file, relative to the checkout.
+
+    A fault of this host fails this host alone; a fault of the playbook ends the run before any host is touched.
+    """
+    root = Path(__file__).resolve().parent.parent
+    try:
+        document = read_playbook(root / path)
+        settings = host_settings(host.name, data_layers(host.inventory, host))
+        session = session_for(state, host, Layout(settings.prefix))
+        plan = HostPlan(session, document, settings.vars)
+    except InputError as error:
+        raise DeployError(str(error)) from error
+    session.step = "requirements"
+    try:
+        unmet = shortfalls(plan.playbook.requires, plan.observed())
+        if unmet:
+            cause = "; ".join(f"{item.what}: {item.cause}" for item in unmet)
+            raise HostFault(cause, "; ".join(dict.fromkeys(item.remedy for item in unmet)))
+        # Worked out once here, so that what can't be had (a source, an environment) is said before anything is touched.
+        _ = plan.target
+    except HostFault as fault:
+        session.fail(fault)
+        state.fail_hosts({host})
+        return
+    for name, call in host.loop(list(_calls(session, plan, plan.playbook, settings.keep_releases))):
+        _run(session, name, call)
+
+
+def _run(session: Session, name: str, call: Callable[..., Any]) -> None:
+    session.step = name
+    call(name=name)
+
+
+def _calls(session: Session, plan: HostPlan, playbook: Playbook, keep: int) -> Iterator[Call]:
+    """The operations of a playbook, in order, each with its name.
+
+    The release's directory is made before the first step that puts something into it, the service's account before
+    anything is proved as that account, and old releases go last.
+    """
+    made = False
+    services = playbook.of_kind(ServiceStep)
+    for number, step in enumerate(playbook.steps, start=1):
+        if not step.when:
+            continue
+        label = f"{number:02d} {_label(step)}"
+        if isinstance(step, SystemPackagesStep):
+            yield label, partial(system_packages, session, plan, step)
+            continue
+        if not made:
+            made = True
+            yield f"{number:02d} release", partial(release, session, plan)
+        if isinstance(step, VenvStep):
+            yield f"{number:02d} installer", partial(installer_tool, session, plan, step)
+            yield label, partial(venv, session, plan, step)
+        elif isinstance(step, ServiceStep):
+            yield label, partial(service, session, plan, step)
+        elif isinstance(step, VerifyStep):
+            if step.stage == "offline" and services:
+                yield f"{number:02d} account", partial(account, session, plan, services[0])
+                yield f"{number:02d} service files", partial(service_files, session, plan, services[0])
+            yield label, partial(verify, session, plan, step)
+        else:
+            yield label, partial(_STEPS[type(step)], session, plan, step)
+    yield "99 retention", partial(retention, session, plan, keep)
+
+
+def _label(step: StepBase) -> str:
+    kind = str(getattr(step, "kind", ""))
+    detail = getattr(step, "name", None) or getattr(step, "package", None) or getattr(step, "stage", None)
+    return f"{kind} {detail}" if detail else kind

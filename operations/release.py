@@ -1,0 +1,81 @@
+"""The release's directory: made, sealed, and old ones taken away."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timezone
+
+from facts.releases import Releases
+from lmcache_fleet.changes import Change
+from lmcache_fleet.release import HostReleases, release_spec
+from lmcache_fleet.shell import script, words, write_file
+from operations.faults import Commands, step_operation
+from operations.plan import HostPlan
+from operations.session import Session
+
+_FOLDERS = ("releases", "models", "tools", "cache", "secrets", "run", "sources", "builds")
+
+
+@step_operation
+def release(session: Session, plan: HostPlan) -> Commands:
+    """The release that the steps work on has its directory and manifest."""
+    target = plan.target
+    if target.exists:
+        session.show([])
+        session.host.noop(f"release {target.name} is there")
+        return
+    serving = plan.releases.current
+    if not session.show([Change("release", serving, target.name, why=target.why)]):
+        return
+    layout = session.layout
+    root = layout.release(target.name).root
+    manifest = {
+        "spec": target.spec,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "why": target.why,
+        **release_spec(plan.playbook, plan.wanted.key),
+    }
+    staging = f"{root}.new"
+    yield session.remote(
+        script(
+            f"umask 022; cd {words(layout.prefix)} && mkdir -p {words(*_FOLDERS)}",
+            f"chmod 0700 {words(f'{layout.prefix}/secrets')}",
+            f"rm -rf {words(staging)} && mkdir -p {words(f'{staging}/records')}",
+            write_file(f"{staging}/release.json", json.dumps(manifest, indent=1, sort_keys=True)),
+            f"mv {words(staging, root)}",
+        )
+    )
+    session.forget(Releases)
+
+
+@step_operation
+def retention(session: Session, plan: HostPlan, keep: int) -> Commands:
+    """Only the newest releases stay: the serving one, the one before it, and others up to the number to keep."""
+    doomed = expendable(plan.releases, plan.target.name, keep)
+    if not session.show([Change(f"release {name}", "old", None) for name in doomed]):
+        session.host.noop("no old releases")
+        return
+    paths = [session.layout.release(name).root for name in doomed]
+    yield session.remote(f"rm -rf -- {words(*paths)}")
+    session.forget(Releases)
+
+
+def expendable(host: HostReleases, target: str, keep: int) -> list[str]:
+    """Releases that can go: never the serving one, the one before it, nor the one being worked on.
+
+    Args:
+        host: what is on the host.
+        target: the release that this run works on.
+        keep: how many to keep in all, at least two, so that there is always a way back.
+    """
+    safe = {host.current, host.previous, target}
+    others = [name for name in host.releases if name not in safe]
+    # Unfinished ones first, then by revision: nobody rolls back to a release that never verified.
+    others.sort(key=lambda name: (host.releases[name].sealed, _age(name)))
+    return others[: max(0, len(host.releases) - max(2, keep))]
+
+
+def _age(name: str) -> int:
+    found = re.search(r"-r(\d+)$", name)
+    return int(found[1]) if found else 1

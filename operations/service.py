@@ -1,0 +1,131 @@
+"""systemd units of a verified release, and the switch to it."""
+
+from __future__ import annotations
+
+import json
+
+from facts.releases import Releases
+from facts.units import Account, Unit, Units
+from lmcache_fleet.changes import Change, text_change
+from lmcache_fleet.judge import evidence_change
+from lmcache_fleet.playbook.model import ServiceStep, VerifyStep
+from lmcache_fleet.shell import program_source, words
+from lmcache_fleet.units import render_units, unit_digest, unit_names
+from operations.faults import Commands, step_operation
+from operations.plan import HostPlan
+from operations.session import Session
+from operations.texts import write_texts
+from operations.verify import evidence_file, verify_request
+
+
+@step_operation
+def account(session: Session, plan: HostPlan, step: ServiceStep) -> Commands:
+    """The service's account exists and is in those of the wanted groups that the host has.
+
+    + step: names the user and the groups
+    """
+    seen = session.read(Account, user=step.user, groups=tuple(step.groups))
+    lacking = [group for group in seen.present_groups if group not in seen.groups]
+    changes = [] if seen.exists else [Change(f"user {step.user}", None, "a system account without login")]
+    changes += [Change(f"user {step.user}", None, f"member of {group}") for group in lacking]
+    if not session.show(changes):
+        session.host.noop(f"user {step.user} is there")
+        return
+    make = words("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/var/lib/lmcache-fleet")
+    commands = [] if seen.exists else [f"{make} --shell /usr/sbin/nologin {words(step.user)}"]
+    commands += [words("usermod", "-aG", group, step.user) for group in lacking]
+    yield session.remote(" && ".join(commands))
+    session.forget(Account)
+
+
+@step_operation
+def service_files(session: Session, plan: HostPlan, step: ServiceStep) -> Commands:
+    """The release holds its start scripts and the service's environment.
+
+    + step: model, connector, arguments, environment
+    """
+    files = plan.wanted.service_files(step, plan.target.name)
+    yield from write_texts(session, plan, plan.changes(step), files.texts, files.executable)
+
+
+@step_operation
+def service(session: Session, plan: HostPlan, step: ServiceStep) -> Commands:
+    """The units are as wanted and the running processes were started from this release and these units.
+
+    + step: the service
+
+    Switch, restart, on-line proof and the way back are one program on the host, so that a lost connection or a killed
+    control process can't leave it half-way.
+    """
+    groups = session.read(Account, user=step.user, groups=tuple(step.groups)).present_groups
+    units = session.read(Units, names=unit_names(step))
+    wanted = render_units(step, session.layout, groups)
+    target, host = plan.target, plan.releases
+    changes = unit_changes(wanted, units, target.name)
+    needs_restart = any(change.what.startswith("process of") for change in changes)
+    if host.current != target.name:
+        changes.insert(0, Change("serving release", host.current, target.name))
+        needs_restart = True
+    if host.activation:
+        changes.insert(0, Change("interrupted switch", host.activation.get("release"), "finished or undone"))
+    if not session.show(changes):
+        session.host.noop(f"serving {target.name}")
+        return
+    online = [item for item in plan.playbook.of_kind(VerifyStep) if item.stage == "online"]
+    due = [item for item in online if needs_restart or evidence_change(item, plan.wanted, target.state)]
+    request = {
+        "prefix": session.layout.prefix,
+        "release": target.name,
+        "units": wanted,
+        "user": step.user,
+        "groups": list(groups),
+        "restart": needs_restart,
+        "health": f"http://127.0.0.1:{step.port}/health",
+        "start_timeout": step.start_timeout,
+        "runner": program_source("run_verify.py"),
+        "verify": verify_request(session, plan, due[0]) if due else None,
+    }
+    limit = 2 * step.start_timeout + (due[0].timeout if due else 0) + 120
+    yield session.remote(
+        words("python3", "-c", program_source("activate.py")),
+        stdin=json.dumps(request),
+        timeout=limit,
+        stream=True,
+        doing=f"switching to {target.name}" if needs_restart else "mending the units",
+        fetch=evidence_file(session, plan, "online") if due else None,
+    )
+    session.forget(Units, Releases)
+
+
+def unit_changes(wanted: dict[str, str], units: dict[str, Unit], release: str) -> list[Change]:
+    """What differs between units and running processes, and what is wanted of them.
+
+    Args:
+        wanted: unit name → text.
+        units: as they are on the host.
+        release: the release that must be running.
+    """
+    changes = []
+    for name, text in wanted.items():
+        unit = units.get(name, Unit(None))
+        changed = text_change(f"/etc/systemd/system/{name}", unit.text, text)
+        if changed:
+            changes.append(changed)
+        drop_ins = unit.properties.get("DropInPaths", "")
+        if not changed and unit.properties.get("NeedDaemonReload") == "yes":
+            changes.append(Change(name, "systemd has an older text loaded", "reloaded"))
+        if unit.text is not None and unit.properties.get("UnitFileState") not in {"enabled", ""}:
+            changes.append(Change(name, unit.properties.get("UnitFileState"), "enabled"))
+        if unit.running:
+            started = unit.environment
+            seen = (started.get("LMCACHE_FLEET_RELEASE"), started.get("LMCACHE_FLEET_UNIT"))
+            if seen != (release, unit_digest(text)):
+                before = f"started from release {seen[0]}, unit {seen[1]}"
+                changes.append(Change(f"process of {name}", before, f"release {release}, unit {unit_digest(text)}"))
+        else:
+            state = unit.properties.get("ActiveState", "absent")
+            changes.append(Change(f"process of {name}", state, f"running release {release}"))
+        if drop_ins:
+            # Somebody's override is theirs: told, not removed.
+            pass
+    return changes

@@ -1,0 +1,340 @@
+"""One host's run: what was read, what is wanted, and the way to run commands there."""
+
+from __future__ import annotations
+
+import atexit
+import getpass
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import click
+from pyinfra import logger
+from pyinfra.api import FactBase, FunctionCommand, Host, State, StringCommand
+from pyinfra.api.exceptions import FactProcessError
+from pyinfra.api.state import StateStage
+from pyinfra.connectors.util import CommandOutput, make_unix_command_for_host
+
+from lmcache_fleet import survey
+from lmcache_fleet.changes import Change
+from lmcache_fleet.digest import canonical_json
+from lmcache_fleet.failures import Failure, explain, failure_table
+from lmcache_fleet.layout import Layout
+from lmcache_fleet.shell import words
+
+T = TypeVar("T")
+Part = tuple[type[FactBase[Any]], dict[str, Any]]
+
+_SURVEY_TIMEOUT = 180
+_ORPHAN_WAIT = 900
+
+
+class HostFault(Exception):
+    """This host can't be brought to the wanted state.
+
+    Args:
+        cause: what is wrong.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
+
+
+class Session:
+    """One host in one run.
+
+    All reading goes through `read`: the parts that the playbook's steps need are read in one remote command, kept for
+    the phase, and read again only after `forget`.
+
+    Args:
+        state: pyinfra's state of the run.
+        host: the host.
+        layout: paths on the host.
+    """
+
+    def __init__(self, state: State, host: Host, layout: Layout) -> None:
+        self.state = state
+        self.host = host
+        self.layout = layout
+        self.step = "start"
+        self.changes: dict[str, list[Change]] = {}
+        self.generation = 0
+        self._parts: dict[str, Part] = {}
+        self._known: dict[str, Any] = {}
+        self._phase = StateStage.Prepare
+        self._lock: Any = None
+
+    @property
+    def executing(self) -> bool:
+        """Whether commands are run now, rather than planned."""
+        return bool(self.state.is_executing) or self.state.current_stage == StateStage.Execute
+
+    # Reading
+
+    def expect(self, parts: Iterable[Part]) -> None:
+        """Name what will be read, so that the first `read` reads it all at once."""
+        for cls, kwargs in parts:
+            self._parts.setdefault(_key(cls, kwargs), (cls, kwargs))
+
+    def read(self, cls: type[FactBase[T]], **kwargs: Any) -> T:
+        """A fact of the host.
+
+        Raises:
+            HostFault: the fact could not be read. A fact that failed is not an empty fact.
+        """
+        # Between plan and apply somebody may have thought for an hour; with -y nobody did, and the survey of the
+        # preparation still stands as long as nothing was changed.
+        phase = self.state.current_stage
+        if phase != self._phase:
+            self._phase = phase
+            if self.state.should_check_for_changes():
+                self.forget()
+        key = _key(cls, kwargs)
+        if key not in self._known:
+            self._parts.setdefault(key, (cls, kwargs))
+            self._survey()
+        value = self._known[key]
+        if isinstance(value, HostFault):
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    def forget(self, *classes: type[FactBase[Any]]) -> None:
+        """Drop what was read, because a command may have changed it; all of it when no class is named."""
+        self.generation += 1
+        if not classes:
+            self._known.clear()
+        for key in [key for key, (cls, _) in self._parts.items() if cls in classes]:
+            self._known.pop(key, None)
+
+    def _survey(self) -> None:
+        wanted = {key: part for key, part in self._parts.items() if key not in self._known}
+        commands = [_command(cls, kwargs) for cls, kwargs in wanted.values()]
+        try:
+            _, output = self.host.run_shell_command(
+                StringCommand(survey.compose(commands)),
+                print_output=self.state.print_fact_output,
+                print_input=self.state.print_fact_input,
+                _timeout=_SURVEY_TIMEOUT,
+                **self._connector_arguments(),
+            )
+        except Exception as error:
+            # Whatever the transport throws (timeouts, SSH and socket errors) is this host's trouble alone.
+            raise HostFault(f"reading the host failed: {error or type(error).__name__}", _CONNECTION_REMEDY) from error
+        parts = survey.split(output.stdout_lines)
+        if not parts:
+            cause, remedy = explain(output.stderr_lines, "the host answered nothing")
+            raise HostFault(f"reading the host failed: {cause}", remedy or _CONNECTION_REMEDY)
+        for index, (key, (cls, _)) in enumerate(wanted.items()):
+            self._known[key] = _processed(cls, parts.get(index))
+
+    # Telling
+
+    def show(self, changes: Sequence[Change]) -> bool:
+        """Note what the step would change, and print it under --diff.
+
+        Returns:
+            Whether there is anything to change.
+        """
+        self.changes[self.step] = list(changes)
+        if changes and self.state.config.DIFF:
+            for change in changes:
+                self.host.log(f"{self.step}  {click.style(str(change), fg='yellow')}")
+                for line in change.diff:
+                    colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+                    self.host.log(f"    {click.style(line, fg=colour)}")
+        return bool(changes)
+
+    def fail(self, fault: HostFault) -> None:
+        """Note the host's failure for the table at the end of the run."""
+        _failures[self.host.name] = Failure(self.host.name, self.step, fault.cause, fault.remedy)
+        self.host.log_styled(f"{self.step}: {fault.cause}", fg="red")
+        if fault.remedy:
+            self.host.log_styled(f"remedy: {fault.remedy}", fg="yellow")
+
+    def progress(self, message: str) -> None:
+        """A line about long work."""
+        self.host.log(f"{self.step}: {message}")
+
+    # Changing
+
+    def remote(
+        self,
+        script: str,
+        *,
+        stdin: str | None = None,
+        timeout: int = 600,
+        stream: bool = False,
+        doing: str = "",
+        then: Callable[[CommandOutput], None] | None = None,
+        fetch: tuple[str, Callable[[str], None]] | None = None,
+    ) -> FunctionCommand:
+        """A command that changes the host, under the host's locks and a time limit.
+
+        Args:
+            script: shell script; every value in it is quoted by its maker.
+            stdin: given to the script; for programs, archives and secrets.
+            timeout: seconds after which it is ended on the host too.
+            stream: print its lines as they come.
+            doing: said before long work.
+            then: called with the output when it succeeded.
+            fetch: a file on the host, and what is called with its text, whether the command succeeded or not.
+        """
+        return FunctionCommand(self._run, (script, stdin, timeout, stream, doing, then, fetch), {})
+
+    def _run(
+        self,
+        state: State,
+        host: Host,
+        script: str,
+        stdin: str | None,
+        timeout: int,
+        stream: bool,
+        doing: str,
+        then: Callable[[CommandOutput], None] | None,
+        fetch: tuple[str, Callable[[str], None]] | None,
+    ) -> bool:
+        try:
+            self._hold_lock()
+            if doing:
+                self.progress(doing)
+            # The inner lock outlives a killed control process together with the command that it started, so that the
+            # next run never works beside an orphan. `timeout` ends the work on the host: pyinfra's only stops waiting.
+            guarded = words("flock", "-w", str(_ORPHAN_WAIT), "-E", "75", self.layout.step_lock, "timeout", "-k", "15")
+            command = f"{guarded} {timeout} {words('sh', '-c', script)}"
+            status, output = host.run_shell_command(
+                StringCommand(command),
+                print_output=stream or state.print_output,
+                print_input=state.print_input,
+                _timeout=timeout + _ORPHAN_WAIT + 30,
+                **({"_stdin": stdin} if stdin is not None else {}),
+                **self._connector_arguments(),
+            )
+            if fetch:
+                found, text = host.run_shell_command(
+                    StringCommand(words("cat", "--", fetch[0])), **self._connector_arguments()
+                )
+                if found:
+                    fetch[1](text.stdout)
+            if not status:
+                if not (stream or state.print_output):
+                    for line in output.output_lines[-40:]:
+                        logger.error(f"{host.print_prefix}{line}")
+                raise HostFault(*explain(output.output_lines, f"the command failed or was ended after {timeout} s"))
+            if then:
+                then(output)
+        except HostFault as fault:
+            self.fail(fault)
+            return False
+        except (TimeoutError, OSError, EOFError) as error:
+            self.fail(HostFault(f"the connection failed: {error or type(error).__name__}", _CONNECTION_REMEDY))
+            return False
+        return True
+
+    def _hold_lock(self) -> None:
+        """Take the host's run lock, once a run: held by an open channel, it dies with this process.
+
+        Raises:
+            HostFault: another run holds it.
+        """
+        if self._lock is not None:
+            return
+        me = f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        lock = self.layout.lock
+        hold = f"printf '%s\\n' {words(me)} > {words(lock + '.holder')}; echo held; cat >/dev/null"
+        script = (
+            f"mkdir -p {words(self.layout.prefix)} && if flock -n -E 75 {words(lock)} sh -c {words(hold)}; then :; "
+            f"else printf 'busy '; cat {words(lock + '.holder')}; fi"
+        )
+        answer, self._lock = self._open_channel(script)
+        if answer.startswith("busy"):
+            self._lock = None
+            raise HostFault(
+                f"another run works on this host: {answer.removeprefix('busy').strip()}",
+                "wait for it to end; its lock goes when its process or its connection ends",
+            )
+        if answer != "held":
+            self._lock = None
+            raise HostFault(f"the host's lock can't be taken: {answer or 'no answer'}", _CONNECTION_REMEDY)
+
+    def _open_channel(self, script: str) -> tuple[str, Any]:
+        command = make_unix_command_for_host(
+            self.state, self.host, StringCommand(script), **self._connector_arguments()
+        ).get_raw_value()
+        client = getattr(self.host.connector, "client", None)
+        if client is not None:
+            stdin, stdout, stderr = client.exec_command(command)
+            answer = stdout.readline().strip() or "".join(stderr.readlines()).strip()
+            return answer, (stdin, stdout, stderr)
+        if type(self.host.connector).__name__ == "LocalConnector":
+            process = subprocess.Popen(  # noqa: S602 - quoted by the command builder, as pyinfra's own connector does
+                command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            assert process.stdout is not None  # noqa: S101 - PIPE was asked for
+            return process.stdout.readline().strip(), process
+        # Connectors without a lasting channel (containers, test doubles) run in one process anyway.
+        return "held", object()
+
+    def _connector_arguments(self) -> dict[str, Any]:
+        arguments = self.host.current_op_global_arguments
+        if arguments is None:
+            config, data = self.state.config, self.host.data
+            return {
+                "_sudo": data.get("_sudo", config.SUDO),
+                "_sudo_user": data.get("_sudo_user", config.SUDO_USER),
+                "_sudo_password": data.get("_sudo_password", config.SUDO_PASSWORD),
+                "_su_user": data.get("_su_user", config.SU_USER),
+            }
+        names = ("_sudo", "_sudo_user", "_sudo_password", "_use_sudo_login", "_preserve_sudo_env", "_su_user")
+        return {name: arguments[name] for name in names if name in arguments}  # type: ignore[literal-required]
+
+
+_CONNECTION_REMEDY = "check that the host is up and that `ssh` reaches it, then run again"
+_failures: dict[str, Failure] = {}
+
+
+@atexit.register
+def _report() -> None:
+    # At exit, because pyinfra prints nothing more once a run was broken off, and a failure must not be lost then.
+    if _failures:
+        click.echo(failure_table(list(_failures.values())), err=True)
+
+
+_sessions: WeakKeyDictionary[Host, Session] = WeakKeyDictionary()
+
+
+def session_for(state: State, host: Host, layout: Layout) -> Session:
+    """The host's session of this run."""
+    session = _sessions.get(host)
+    if session is None or session.state is not state or session.layout != layout:
+        session = _sessions[host] = Session(state, host, layout)
+    return session
+
+
+def _key(cls: type[FactBase[Any]], kwargs: dict[str, Any]) -> str:
+    return f"{cls.__module__}.{cls.__name__} {canonical_json(kwargs)}"
+
+
+def _command(cls: type[FactBase[Any]], kwargs: dict[str, Any]) -> str:
+    fact = cls()
+    command = fact.command(**kwargs) if callable(fact.command) else fact.command
+    return command.get_raw_value() if isinstance(command, StringCommand) else str(command)
+
+
+def _processed(cls: type[FactBase[Any]], part: survey.PartOutput | None) -> Any:
+    if part is None or part.exit_code is None:
+        return HostFault(f"{cls.__name__}: the host's answer is cut off", _CONNECTION_REMEDY)
+    if part.exit_code != 0:
+        return HostFault(f"{cls.__name__}: reading it ended with exit status {part.exit_code}")
+    try:
+        return cls().process(list(part.lines)) if part.lines else cls().default()
+    except FactProcessError as error:
+        return HostFault(f"{cls.__name__}: {error}")
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        return HostFault(f"{cls.__name__}: its answer can't be read ({error})")

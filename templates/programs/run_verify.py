@@ -1,0 +1,97 @@
+"""Run the verification program in a release, as the service's user and with the service's environment. JSON on stdin.
+
+The evidence, bound to its subject, is kept in the release.
+"""
+
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+LINE = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"$')
+
+
+def env_file(path):
+    """Read an environment file as our renderer writes it."""
+    found = {}
+    try:
+        with open(path, encoding="utf-8") as handle:
+            for line in handle:
+                match = LINE.match(line.rstrip("\n"))
+                if match:
+                    found[match.group(1)] = re.sub(r"\\(.)", r"\1", match.group(2))
+    except OSError:
+        pass
+    return found
+
+
+def main():
+    """Write the program, run it, keep what it proved."""
+    request = json.load(sys.stdin)
+    release = request["release"]
+    user = request.get("user")
+    work = tempfile.mkdtemp(prefix="lmcache-fleet-verify-")
+    try:
+        return run(request, release, user, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def run(request, release, user, work):
+    """Do it in a directory of its own, which is also the working directory that vendors' compilers write to."""
+    env = {"LANG": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    env.update(env_file(os.path.join(release, "env/toolkit.env")))
+    env.update(env_file(os.path.join(release, "env/service.env")))
+    env.update(request.get("env", {}))
+    env["PATH"] = os.path.join(release, "venv/bin") + os.pathsep + env["PATH"]
+    env["HOME"] = env["TMPDIR"] = work
+    for name, text in request["programs"].items():
+        with open(os.path.join(work, name), "w", encoding="utf-8") as handle:
+            handle.write(text)
+    config, out = os.path.join(work, "config.json"), os.path.join(work, "evidence.json")
+    with open(config, "w", encoding="utf-8") as handle:
+        json.dump(request["config"], handle)
+    demote = None
+    if user and os.geteuid() == 0:
+        entry = pwd.getpwnam(user)
+        for folder, _, files in os.walk(work):
+            for name in [folder] + [os.path.join(folder, file) for file in files]:
+                os.chown(name, entry.pw_uid, entry.pw_gid)
+
+        def demote():
+            os.initgroups(user, entry.pw_gid)
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
+
+    program = os.path.join(work, request["main"])
+    command = [os.path.join(release, "venv/bin/python"), program, "--config", config, "--out", out]
+    # stderr is progress; stdout stays ours.
+    done = subprocess.run(command, cwd=work, env=env, stdout=sys.stderr, preexec_fn=demote, check=False)  # noqa: PLW1509
+    try:
+        with open(out, encoding="utf-8") as handle:
+            evidence = json.load(handle)
+    except (OSError, ValueError):
+        print("error: the verification ended with exit status %d and left no evidence" % done.returncode, file=sys.stderr)
+        return done.returncode or 1
+    evidence["subject"] = request["subject"]
+    folder = os.path.join(release, "evidence")
+    os.makedirs(folder, exist_ok=True)
+    staged = os.path.join(folder, request["stage"] + ".json.new")
+    with open(staged, "w", encoding="utf-8") as handle:
+        json.dump(evidence, handle, indent=1, sort_keys=True)
+    os.chmod(staged, 0o644)
+    os.replace(staged, os.path.join(folder, request["stage"] + ".json"))
+    if request.get("seal") and done.returncode == 0:
+        with open(os.path.join(release, "sealed"), "w", encoding="utf-8") as handle:
+            handle.write(json.dumps(request["subject"]))
+    for finding in evidence.get("findings", []):
+        if finding.get("severity") == "error" or done.returncode:
+            print("error: %s: %s" % (finding.get("id"), finding.get("message")), file=sys.stderr)
+    return done.returncode
+
+
+sys.exit(main())
