@@ -2,10 +2,11 @@
 
 from typing import Any as _Any
 
+from pyinfra.api.exceptions import PyinfraError as _PyinfraError
+
 from lab.shell import LabError as _LabError
 from lab.state import Paths as _Paths
 from lab.state import load as _load
-from pyinfra.api.exceptions import PyinfraError as _PyinfraError
 
 
 def _hosts() -> list[tuple[str, dict[str, _Any]]]:

@@ -73,16 +73,11 @@ def without_internet(lab: Lab, name: str, *, refuse: bool = False) -> Iterator[N
 
 
 def set_latency(lab: Lab, name: str, milliseconds: float, *, loss_percent: float = 0) -> None:
-    """Add a delay, and perhaps loss, to all that a host sends; 0 and 0 take it away."""
-    ns = network.netns(lab.state, _host(lab, name))
-    if not milliseconds and not loss_percent:
-        run(["tc", "-n", ns, "qdisc", "del", "dev", "eth0", "root"], check=False)
-        return
-    loss = ["loss", f"{loss_percent}%"] if loss_percent else []
-    argv = ["tc", "-n", ns, "qdisc", "replace", "dev", "eth0", "root", "netem", "delay", f"{milliseconds}ms", *loss]
-    answer = run(argv, check=False)
-    if answer.returncode:
-        raise LabError(f"this machine's kernel has no netem, so no latency can be added: {answer.stderr.strip()}")
+    """Add to a host's round trip time, and lose a share of what it sends; 0 and 0 take both away.
+
+    A slow cable stays until the host loses power or ``lab down``.
+    """
+    network.delay(lab.state, _host(lab, name), milliseconds / 2000, loss_percent / 100)
 
 
 def _ssh_rule(verdict: list[str]) -> list[str]:

@@ -59,11 +59,7 @@ class Lab:
         with self._changing():
             root = base.ensure(self.paths, self.say)
             self._secrets()
-            with locked(self.paths.cache / "network.lock"):
-                network.claim(self.paths, self.state)
-                # Written down before anything is made, so that `down` knows what to remove after a kill.
-                self._save()
-                network.up(self.paths, self.state)
+            self._network()
             self._clear_leftovers()
             new = self._wanted(profiles, disk_gb, root.name)
             self._start_services()
@@ -111,11 +107,13 @@ class Lab:
             root = base.ensure(self.paths, self.say)
             hosts = [self.state.find(name) for name in names]
             self._each(self._power_cut, hosts)
+            if adopt:
+                # Before the disk goes: after a kill in between, the next `up` learns whichever key the host then has.
+                self._forget_keys(hosts)
             for host in hosts:
                 self._wipe(host)
                 host.base, host.profile = root.name, profile if profile is not None else host.profile
-                self._forget_key(host, really=adopt)
-            self._save()
+            self._network()
             self._each(self._boot, hosts)
             self._await_ssh(hosts, BOOT_LIMIT)
 
@@ -132,6 +130,7 @@ class Lab:
         """Boot hosts that are off, from the disk they have."""
         with self._changing():
             hosts = [host for host in map(self.state.find, names) if not host.running]
+            self._network()
             self._each(self._boot, hosts)
             self._await_ssh(hosts, BOOT_LIMIT)
 
@@ -193,6 +192,13 @@ class Lab:
         self._save()
         for future in futures:
             future.result()
+
+    def _network(self) -> None:
+        with locked(self.paths.cache / "network.lock"):
+            network.claim(self.paths, self.state)
+            # Written down before anything is made, so that `down` knows what to remove after a kill.
+            self._save()
+            network.up(self.paths, self.state)
 
     def _secrets(self) -> None:
         self.paths.mkdirs()
@@ -445,10 +451,11 @@ class Lab:
         if not any(line.startswith(f"{host.address},") for line in text.splitlines()):
             self._replace_known_hosts(text + self._read_keys(host))
 
-    def _forget_key(self, host: Host, *, really: bool) -> None:
-        if really and self.paths.known_hosts.exists():
+    def _forget_keys(self, hosts: list[Host]) -> None:
+        starts = tuple(f"{host.address}," for host in hosts)
+        if self.paths.known_hosts.exists():
             lines = self.paths.known_hosts.read_text().splitlines(keepends=True)
-            self._replace_known_hosts("".join(line for line in lines if not line.startswith(f"{host.address},")))
+            self._replace_known_hosts("".join(line for line in lines if not line.startswith(starts)))
 
     def _replace_known_hosts(self, text: str) -> None:
         new = self.paths.known_hosts.with_suffix(".new")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,11 @@ def owner(paths: Paths) -> str:
 
 def claim(paths: Paths, state: State) -> None:
     """Choose bridge and subnet: what is ours already, else the first slot that collides with nothing."""
-    if state.bridge:
-        return
     bridges = {link["ifname"]: link.get("ifalias", "") for link in links()}
+    if state.bridge:
+        if bridges.get(state.bridge, owner(paths)) != owner(paths):
+            raise LabError(f"{state.bridge} is another lab's now (after a restart of the machine?): `down`, then `up`")
+        return
     taken = [
         ipaddress.ip_network(route["dst"])
         for route in json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"]).stdout or "[]")
@@ -134,10 +138,34 @@ def plug(state: State, host: Host) -> None:
     run(["ip", "-n", ns, "-batch", "-"], stdin=f"{commands}route add default via {state.gateway}\n")
 
 
+def delay(state: State, host: Host, seconds: float, loss: float) -> None:
+    """Put a slow cable between host and bridge (see `lab.delay`), or with 0 and 0 the plain one again."""
+    ns = netns(state, host)
+    run(["ip", "link", "delete", f"{ns}a"], check=False)
+    if not seconds and not loss:
+        run(["ip", "link", "set", ns, "master", state.bridge])
+        return
+    size = str(mtu())
+    run(["ip", "link", "add", f"{ns}a", "mtu", size, "type", "veth", "peer", "name", f"{ns}b", "mtu", size])
+    run(["ip", "link", "set", f"{ns}b", "up"])
+    argv = [sys.executable, "-m", "lab.delay", ns, f"{ns}b", str(seconds), str(loss)]
+    # It lives as long as its links do, so nobody has to remember its pid.
+    carrier = subprocess.Popen(
+        argv, cwd=Path(__file__).parent.parent, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+    )
+    if carrier.stdout is None or carrier.stdout.readline() != b"ready\n":
+        run(["ip", "link", "delete", f"{ns}a"], check=False)
+        raise LabError(f"no slow cable for {host.name}: its carrier ended")
+    carrier.stdout.close()
+    run(["ip", "link", "set", ns, "nomaster"])
+    run(["ip", "link", "set", f"{ns}a", "master", state.bridge, "up"])
+
+
 def unplug(state: State, host: Host) -> None:
     """Remove a host's network namespace; its cable goes with it."""
     ns = netns(state, host)
     if Path("/run/netns", ns).exists():
         run(["ip", "netns", "delete", ns])
     # The kernel takes the cable away a moment after the namespace, and a new one of that name must not fail.
-    run(["ip", "link", "delete", ns], check=False)
+    for link in (ns, f"{ns}a"):
+        run(["ip", "link", "delete", link], check=False)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
-from lmcache_fleet.evidence_log import ERROR, FAULTS_BY_ID, WARNING, BadLine
+from lmcache_fleet.evidence_log import ERROR, FAULTS_BY_ID, GENERIC_FAULTS, WARNING, BadLine
 
 FORMAT = "lmcache-fleet/evidence/v1"
 
@@ -359,9 +359,11 @@ def _judge_incidents(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _judge_bad_lines(evidence: Evidence) -> Iterable[Finding]:
+    named = {bad.source for bad in evidence.bad_lines if bad.fault not in GENERIC_FAULTS}
     for bad in evidence.bad_lines:
         fault = FAULTS_BY_ID.get(bad.fault)
-        if fault is None:
+        # A process whose log names its fault needs no further finding for each traceback that follows from it.
+        if fault is None or (bad.fault in GENERIC_FAULTS and bad.source in named):
             continue
         # What a process says on its way out cannot undo what was measured before.
         severity = WARNING if bad.stopping else fault.severity

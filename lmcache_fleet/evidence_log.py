@@ -73,6 +73,12 @@ NOISE = (
         "the front end notices that its core went first",
     ),
     Noise(
+        "output-handler-at-exit",
+        re.compile(r"\[async_llm\.py:\d+\]"),
+        True,
+        "vLLM's front end logs the end of its core as an error, traceback and all, when it is asked to stop",
+    ),
+    Noise(
         "exit-cancelled",
         re.compile(r"CancelledError|KeyboardInterrupt|BrokenPipeError|ConnectionResetError|Context was terminated"),
         True,
@@ -209,8 +215,8 @@ FAULTS = (
     Fault(
         "transfer-error",
         re.compile(
-            r"^(?=.*\b(WARNING|ERROR|CRITICAL)\b)(?=.*(?i:fail|unable|exception|mismatch|timed out))"
-            r"(?=.*(?i:\b(retriev|store\b|storing|transfer|prefetch|offload|kv load|layout)))"
+            r"^(?=.*\b(LMCache WARNING|ERROR|CRITICAL)\b)(?=.*(?i:fail|unable|exception|mismatch|timed out))"
+            r"(?=.*(?i:\b(retriev|store\b|storing|transfer\b(?!-)|prefetch|offload|kv load|layout)))"
         ),
         "LMCache failed to store, transfer or load KV data",
         "layout or transfer between engine and cache went wrong",
@@ -269,7 +275,7 @@ FAULTS = (
     ),
 )
 FAULTS_BY_ID = {fault.id: fault for fault in FAULTS}
-_GENERIC = {"traceback", "log-error"}
+GENERIC_FAULTS = frozenset({"traceback", "log-error"})
 
 _STORED = re.compile(r"Stored (\d+) (?:out of total (\d+) )?tokens")
 _RETRIEVED = re.compile(r"Retrieved (\d+) (?:out of (\d+)(?: required)?(?: out of total \d+)? )?tokens")
@@ -323,9 +329,10 @@ def _noise_of(line: str, stopping: bool, forbidden: Sequence[str]) -> str | None
     return None
 
 
-def fault_of(line: str) -> Fault | None:
-    """The first fault that a line matches; specific ones come before general ones."""
-    return next((fault for fault in FAULTS if fault.pattern.search(line)), None)
+def faults_of(line: str) -> list[Fault]:
+    """The faults that a line tells of: all specific ones, or else the first general one."""
+    found = [fault for fault in FAULTS if fault.pattern.search(line)]
+    return [fault for fault in found if fault.id not in GENERIC_FAULTS] or found[:1]
 
 
 def _read_figures(line: str, facts: LogFacts) -> None:
@@ -367,16 +374,16 @@ def read_log(text: str, source: str, stopping: bool = False, forbidden_noise: Se
         if name := _noise_of(line, stopping, forbidden_noise):
             facts.noise[name] = facts.noise.get(name, 0) + 1
             continue
-        fault = fault_of(line)
-        if fault is None:
+        faults = faults_of(line)
+        if not faults:
             _read_figures(line, facts)
             continue
         shown = line.strip()
-        if fault.id == "traceback":
+        if faults[0].id == "traceback":
             shown = _exception_after(lines, number) or shown
             if stopping and _noise_of(shown, stopping, forbidden_noise):
                 continue
-        facts.bad.append(BadLine(fault.id, source, shown[:MAX_LINE], stopping))
+        facts.bad.extend(BadLine(fault.id, source, shown[:MAX_LINE], stopping) for fault in faults)
     return facts
 
 
@@ -392,9 +399,9 @@ def _exception_after(lines: Sequence[str], start: int) -> str | None:
 def fatal_fault(text: str) -> Fault | None:
     """The first fault in a log after which waiting is of no use."""
     for line in strip_ansi(text).splitlines():
-        fault = fault_of(line)
-        if fault is not None and fault.fatal and _noise_of(line, False, ()) is None:
-            return fault
+        fatal = next((fault for fault in faults_of(line) if fault.fatal), None)
+        if fatal is not None and _noise_of(line, False, ()) is None:
+            return fatal
     return None
 
 
@@ -403,12 +410,14 @@ def few_bad_lines(lines: Iterable[BadLine]) -> list[BadLine]:
     seen: dict[tuple[str, str], BadLine] = {}
     for line in lines:
         seen.setdefault((line.fault, line.line), line)
-    specific = [b for b in seen.values() if b.fault not in _GENERIC]
-    general = [b for b in seen.values() if b.fault in _GENERIC]
+    specific = [b for b in seen.values() if b.fault not in GENERIC_FAULTS]
+    general = [b for b in seen.values() if b.fault in GENERIC_FAULTS]
     return (specific + general)[:MAX_LINES]
 
 
 def few_proof_lines(lines: Sequence[str]) -> list[str]:
-    """At most a dozen proof lines, the first ones and the last ones."""
+    """At most a dozen proof lines: first and last of those with token counts, then the first others."""
     unique = list(dict.fromkeys(lines))
-    return unique if len(unique) <= 12 else [*unique[:8], *unique[-4:]]
+    counts = [line for line in unique if _STORED.search(line) or _RETRIEVED.search(line)]
+    others = [line for line in unique if line not in counts]
+    return [*(counts if len(counts) <= 8 else counts[:4] + counts[-4:]), *others[:4]]

@@ -93,7 +93,7 @@ def build_key(step: NativeBuildStep, wanted: Wanted, state: ReleaseState) -> dic
         wanted: the host's side.
         state: the release, in which what the extension is built against is installed.
     """
-    against = {name: (state.distributions.get(name) or [None])[0] for name in ("torch", "torch-npu", "lmcache")}
+    against = {name: next(iter(state.distributions.get(name, [])), None) for name in ("torch", "torch-npu", "lmcache")}
     return {
         "source": wanted.sources[step.source],
         "soc": step.soc or wanted.key.soc,

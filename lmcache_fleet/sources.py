@@ -94,7 +94,10 @@ def _commit_of(step: SourceStep, folder: Path) -> str:
     if seen_as in tags:
         return tags[seen_as]
     listing = _git(step, "ls-remote", "--", step.repo, step.ref, f"{step.ref}^{{}}")
-    refs = dict(reversed(line.split("\t", 1)) for line in listing.splitlines() if "\t" in line)
+    refs: dict[str, str] = {}
+    for line in listing.splitlines():
+        seen, _, name = line.partition("\t")
+        refs[name] = seen
     tag = refs.get(f"refs/tags/{step.ref}^{{}}") or refs.get(f"refs/tags/{step.ref}")
     branch = refs.get(f"refs/heads/{step.ref}")
     if not tag and not branch:

@@ -65,16 +65,21 @@ def unit_digest(text: str) -> str:
     return text_digest("\n".join(kept))[:12]
 
 
-def connector_json(connector: Connector, server: MpServer | None) -> str:
-    """The value of vLLM's --kv-transfer-config."""
+def connector_config(connector: Connector) -> dict[str, object]:
+    """vLLM's kv_transfer_config, without what only a running server decides."""
     config: dict[str, object] = {"kv_connector": connector.name, "kv_role": connector.role}
     if connector.module_path:
         config["kv_connector_module_path"] = connector.module_path
-    extra = dict(connector.extra)
-    if server:
-        extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server.port, **extra}
-    if extra:
-        config["kv_connector_extra_config"] = extra
+    if connector.extra:
+        config["kv_connector_extra_config"] = dict(connector.extra)
+    return config
+
+
+def _transfer_config(service: ServiceStep) -> str:
+    config = connector_config(service.connector)
+    if service.server:
+        place = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": service.server.port}
+        config["kv_connector_extra_config"] = {**place, **service.connector.extra}
     return json.dumps(config, sort_keys=True)
 
 
@@ -94,7 +99,7 @@ def vllm_argv(service: ServiceStep, model: str, release: ReleaseLayout) -> list[
     """vLLM's command. The module, not `vllm serve`: the CPU wheel has no metadata under the name that `vllm` asks for."""
     argv = [release.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     argv += ["--served-model-name", service.served_name, "--host", service.host, "--port", str(service.port)]
-    argv += ["--kv-transfer-config", connector_json(service.connector, service.server)]
+    argv += ["--kv-transfer-config", _transfer_config(service)]
     return argv + list(service.args)
 
 
@@ -111,6 +116,26 @@ class ServiceFiles:
     executable: frozenset[str]
 
 
+def service_environment(service: ServiceStep, name: str, config: str | None) -> dict[str, str]:
+    """Variables of the service and of whatever proves a release off-line.
+
+    Args:
+        service: the step.
+        name: the release's name, which the running process carries in its environment.
+        config: path of LMCache's configuration file; None without one.
+    """
+    return {
+        # Unset, each process hashes tokens its own way and nothing that another one stored is ever found.
+        "PYTHONHASHSEED": "0",
+        "LMCACHE_TRACK_USAGE": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        **({"LMCACHE_CONFIG_FILE": config} if config else {}),
+        **service.env,
+        "LMCACHE_FLEET_RELEASE": name,
+    }
+
+
 def service_files(
     service: ServiceStep, model: str, release: ReleaseLayout, name: str, config: str | None
 ) -> ServiceFiles:
@@ -124,18 +149,8 @@ def service_files(
         config: path of LMCache's configuration file; None without one.
     """
     path = f"{release.venv}/bin"
-    variables = {
-        # Unset, each process hashes tokens its own way and nothing that another one stored is ever found.
-        "PYTHONHASHSEED": "0",
-        "LMCACHE_TRACK_USAGE": "false",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        **({"LMCACHE_CONFIG_FILE": config} if config else {}),
-        **service.env,
-        "LMCACHE_FLEET_RELEASE": name,
-    }
     texts = {
-        "env/service.env": render_env(variables),
+        "env/service.env": render_env(service_environment(service, name, config)),
         "bin/vllm": _start_script(vllm_argv(service, model, release), path),
     }
     if service.server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
 from pyinfra.api import FunctionCommand, operation
 from pyinfra.api.command import PyinfraCommand
@@ -35,7 +35,7 @@ def step_operation(
             else:
                 session.state.fail_hosts({session.host})
 
-    return contained
+    return cast(Any, contained)  # type: ignore[no-any-return]
 
 
 def _refuse(state: Any, host: Any) -> bool:  # noqa: ARG001 - pyinfra calls it with these

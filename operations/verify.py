@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from facts.releases import Releases
 from facts.system import System
-from lmcache_fleet.evidence import render_evidence
+from lmcache_fleet.evidence import PROGRAM_FILES, Evidence, render
 from lmcache_fleet.judge import damage, evidence_change, evidence_subject
-from lmcache_fleet.playbook.model import LmcacheConfigStep, ModelStep, NativeBuildStep, ServiceStep, VerifyStep
+from lmcache_fleet.playbook.model import LmcacheConfigStep, ServiceStep, VerifyStep
+from lmcache_fleet.release import ReleaseState
 from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.store import save_evidence
-from lmcache_fleet.units import SERVER_UNIT, VLLM_UNIT
+from lmcache_fleet.units import VLLM_UNIT, connector_config, service_environment
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import HostFault, Session
 
-_PROGRAMS = ("verify.py",)
+_REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@lru_cache(maxsize=1)
+def _programs() -> dict[str, str]:
+    return {name: (_REPOSITORY / path).read_text(encoding="utf-8") for name, path in PROGRAM_FILES.items()}
 
 
 def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[str, Any]:
-    """What `run_verify.py` is given.
+    """What `run_verify.py` is given: the program, its settings, and what the evidence is bound to.
 
     Args:
         session: the host's session.
@@ -30,40 +38,63 @@ def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[s
         step: the verify step.
     """
     wanted, target = plan.wanted, plan.target
-    services = plan.playbook.of_kind(ServiceStep)
-    models = plan.playbook.of_kind(ModelStep)
-    config: dict[str, Any] = {"mode": step.mode, "timeout_s": step.timeout - 30}
-    if models:
-        config["model"] = wanted.model_directory(services[0].model if services else models[0].name)
-    settings = plan.playbook.of_kind(LmcacheConfigStep)
-    if settings and "chunk_size" in settings[0].settings:
-        config["chunk_size"] = settings[0].settings["chunk_size"]
-    config["packages"] = sorted({*(item.package for item in plan.playbook.of_kind(NativeBuildStep))})
-    if services and step.stage == "online":
-        service = services[0]
-        config["url"] = f"http://127.0.0.1:{service.port}"
-        config["model"] = service.served_name
-        config["tokenizer"] = wanted.model_directory(service.model)
-        config["connector"] = service.connector.name
-        config["units"] = [SERVER_UNIT, VLLM_UNIT] if service.server else [VLLM_UNIT]
-        config["restart_command"] = ["systemctl", "restart", VLLM_UNIT]
-        config["log_command"] = ["journalctl", "-u", VLLM_UNIT, "-o", "cat", "--no-pager"]
-        if service.server:
-            config["chunk_size"] = service.server.chunk_size
-            config["server_metrics_url"] = f"http://127.0.0.1:{service.server.http_port}/metrics"
+    # A service that isn't wanted on this host still says what a service of this playbook would run.
+    service = next((item for item in plan.playbook.steps if isinstance(item, ServiceStep)), None)
+    if service is None:
+        raise HostFault("the verify step needs a service step, which names model and connector")
+    config = _settings(plan, step, service)
     root = session.read(System, prefix=session.layout.prefix).uid == 0
     return {
         "release": session.layout.release(target.name).root,
         "stage": step.stage,
-        "main": _PROGRAMS[0],
-        "programs": {name: program_source(name) for name in _PROGRAMS},
-        "config": {**config, **step.options},
-        "env": {},
-        # On line it restarts the service, which only root can.
-        "user": services[0].user if services and root and step.stage == "offline" else None,
+        "programs": _programs(),
+        "config": _merged(config, step.options),
+        "env": service_environment(service, target.name, wanted.config_path(target.name)),
+        # On line it restarts the service, which only root can; off line it is whoever the service will be.
+        "user": service.user if service.when and root and step.stage == "offline" else None,
         "subject": evidence_subject(step, wanted, target.name),
         "seal": step.stage == "offline",
     }
+
+
+def _settings(plan: HostPlan, step: VerifyStep, service: ServiceStep) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "mode": step.mode,
+        "model": plan.wanted.model_directory(service.model),
+        "connector": connector_config(service.connector),
+        "limits": {"total_s": max(60, step.timeout - 30)},
+    }
+    lmcache = plan.playbook.of_kind(LmcacheConfigStep)
+    if service.server:
+        config["chunk_size"] = service.server.chunk_size
+    elif lmcache:
+        config["chunk_size"] = lmcache[0].settings.get("chunk_size", 256)
+    if step.mode == "mp" and service.server:
+        config["engine"] = {"args": list(service.args)}
+        config["server"] = {"l1_size_gb": service.server.l1_size_gb, "transfer_mode": service.server.transfer_mode}
+    if step.mode == "service":
+        # Since the main process's own start: what an earlier release wrote is no evidence.
+        log = "journalctl -o cat --no-pager _SYSTEMD_INVOCATION_ID=$(systemctl show -p InvocationID --value "
+        config["model"] = service.served_name
+        config["prompt"] = {"token_ids": [1000, 3000]}
+        config["service"] = {
+            "url": f"http://127.0.0.1:{service.port}",
+            "restart_command": ["systemctl", "restart", VLLM_UNIT],
+            "log_command": ["sh", "-c", f"{log}{VLLM_UNIT})"],
+            "pid_command": ["systemctl", "show", "-p", "MainPID", "--value", VLLM_UNIT],
+        }
+        if service.server:
+            config["service"]["lmcache_metrics_urls"] = [f"http://127.0.0.1:{service.server.http_port}/metrics"]
+    return config
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the playbook's options laid over, mapping by mapping."""
+    merged = dict(base)
+    for key, value in over.items():
+        inner = merged.get(key)
+        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def evidence_file(session: Session, plan: HostPlan, stage: str) -> tuple[str, Callable[[str], None]]:
@@ -79,7 +110,7 @@ def evidence_file(session: Session, plan: HostPlan, stage: str) -> tuple[str, Ca
     def keep(text: str) -> None:
         evidence = json.loads(text)
         save_evidence(session.host.name, release, stage, evidence)
-        for line in render_evidence(evidence).splitlines():
+        for line in render(Evidence.from_json(evidence)).splitlines():
             session.host.log(line)
 
     return session.layout.release(release).file(f"evidence/{stage}.json"), keep
@@ -94,7 +125,7 @@ def verify(session: Session, plan: HostPlan, step: VerifyStep) -> Commands:
     target = plan.target
     changes = evidence_change(step, plan.wanted, target.state)
     if step.stage == "offline" and not changes and not target.state.sealed:
-        changes = evidence_change(step, plan.wanted, plan.target.state.__class__(target.name))
+        changes = evidence_change(step, plan.wanted, ReleaseState(target.name))
     if not session.show(changes):
         session.host.noop(f"{step.stage} evidence is there")
         return

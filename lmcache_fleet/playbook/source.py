@@ -93,15 +93,16 @@ def _construct(
         loader.flatten_mapping(node)
         mapping: dict[Any, Any] = {}
         for key_node, value_node in node.value:
-            key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = loader.construct_object(key_node, deep=True)
             line, column = key_node.start_mark.line + 1, key_node.start_mark.column + 1
             if key in mapping:
                 problems.append(Problem(file, line, column, dotted((*location, key)), f"the key '{key}' stands twice"))
-            marks[(*location, key)] = (line, column)
+            place: Location = (*location, key)
+            marks[place] = (line, column)
             mapping[key] = _construct(loader, value_node, (*location, key), marks, problems, file)
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [
             _construct(loader, item, (*location, index), marks, problems, file) for index, item in enumerate(node.value)
         ]
-    return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+    return loader.construct_object(node, deep=True)

@@ -45,12 +45,13 @@ def run(request, release, user, work):
     """Do it in a directory of its own, which is also the working directory that vendors' compilers write to."""
     env = {"LANG": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     env.update(env_file(os.path.join(release, "env/toolkit.env")))
-    env.update(env_file(os.path.join(release, "env/service.env")))
-    env.update(request.get("env", {}))
+    env.update(request["env"])
     env["PATH"] = os.path.join(release, "venv/bin") + os.pathsep + env["PATH"]
     env["HOME"] = env["TMPDIR"] = work
     for name, text in request["programs"].items():
-        with open(os.path.join(work, name), "w", encoding="utf-8") as handle:
+        path = os.path.join(work, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as handle:
             handle.write(text)
     config, out = os.path.join(work, "config.json"), os.path.join(work, "evidence.json")
     with open(config, "w", encoding="utf-8") as handle:
@@ -67,7 +68,7 @@ def run(request, release, user, work):
             os.setgid(entry.pw_gid)
             os.setuid(entry.pw_uid)
 
-    program = os.path.join(work, request["main"])
+    program = os.path.join(work, "verify.py")
     command = [os.path.join(release, "venv/bin/python"), program, "--config", config, "--out", out]
     # stderr is progress; stdout stays ours.
     done = subprocess.run(command, cwd=work, env=env, stdout=sys.stderr, preexec_fn=demote, check=False)  # noqa: PLW1509

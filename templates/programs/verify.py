@@ -4,8 +4,8 @@
     python verify/verify.py --config cfg.json --out evidence.json
 
 Standard library only, plus what the release's environment has (verify_config.py describes the configuration). Progress
-goes to standard error. Exit status: 0 the evidence proves it, 1 it does not (the evidence says why), 2 the configuration
-is bad. Whatever happens, no child process, shared memory or temporary file stays behind.
+goes to standard error. Exit status: 0 the evidence proves it, 1 it does not and says why, 2 the configuration is bad.
+Whatever happens, no child process, shared memory or temporary file stays behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One engine process of the in-process verification: an offline vllm.LLM that ends by itself.
 
 Started by verify.py with the plan's path in LMCACHE_FLEET_VERIFY_PLAN. The engine's own children are spawned and import
-this file again, so vllm and then the vendor's plugins are imported at the top, in that order, in every process: a plugin
-such as lmcache_ascend patches vllm only when vllm is loaded already, and an engine core without it has no device.
+this file again, so vllm and then the vendor's plugins are imported at the top, in that order, in every process: a
+plugin such as lmcache_ascend patches vllm only when vllm is loaded already, and a core without it has no device.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def device_of(wanted: str | None) -> str | None:
     if wanted is None:
         return None
     kind = wanted.partition(":")[0]
-    torch = importlib.import_module("torch")
     if kind == "cpu":
         return "cpu"
+    torch = importlib.import_module("torch")
     module = getattr(torch, kind, None)
     if module is None or not module.is_available():
         return None

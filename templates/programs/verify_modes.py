@@ -431,6 +431,8 @@ def run_mp(run: Run) -> None:
 
 # --- mode inprocess ---------------------------------------------------------------------------------------------------
 
+#: What verify_engine.py prints when it is done and only has to end.
+WORK_DONE = "lmcache-fleet-verify: workload_ok"
 #: Prefix caching off: a hit can then only come from LMCache. Statistics on: they count it.
 ENGINE_OPTIONS = {"enforce_eager": True, "enable_prefix_caching": False, "disable_log_stats": False}
 
@@ -503,6 +505,9 @@ def _read_result(run: Run, child: Child, result: Path) -> None:
     run.evidence.connector = found.get("connector") or {}
     run.evidence.device = found.get("device") or run.evidence.device
     run.evidence.hash_seeds[f"{child.name}/python"] = found.get("hash_seed")
+    # What comes after the work is done belongs to the exit.
+    end = child.log.read_bytes().find(WORK_DONE.encode())
+    child.stop_mark = end if end >= 0 else child.stop_mark
     text = strip_ansi(child.text())
     for values in found.get("requests", []):
         request = Request(**values)

@@ -13,7 +13,7 @@ import pytest
 
 from lab import base
 from lab.hosts import Lab
-from lab.state import Host, Paths
+from lab.state import Host, Paths, locked
 
 REPO = Path(__file__).resolve().parent.parent.parent
 
@@ -73,7 +73,14 @@ def lab() -> Iterator[RunningLab]:
     missing, command = base.requirements()
     if missing:
         pytest.skip(f"the lab needs {', '.join(missing)}: {command}")
-    running = Lab(Paths.here(os.environ.get("LMCACHE_FLEET_LAB_NAME") or "test"))
+    paths = Paths.here(os.environ.get("LMCACHE_FLEET_LAB_NAME") or "test")
+    # Two test runs at once would reimage each other's hosts: the second waits.
+    with locked(paths.lab / "tests.lock"):
+        yield from use(Lab(paths))
+
+
+def use(running: Lab) -> Iterator[RunningLab]:
+    """Bring the hosts up, and down again if they weren't up before."""
     found = any(host.running for host in running.state.hosts)
     profile = os.environ.get("LMCACHE_FLEET_TEST_PROFILE", "none")
     known = {host.name: host.profile for host in running.state.hosts}

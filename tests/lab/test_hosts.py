@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -12,10 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from lab import base, faults
+from lab.__main__ import main
 from lab.shell import LabError, is_same, started_at
 from lab.state import Host, Paths, State, load, save
+from lmcache_fleet.cli_lab import lab as hand_over
 from tests.lab.conftest import REPO, RunningLab
 
 # --- without a host -------------------------------------------------------------------------------------------------
@@ -75,6 +79,25 @@ def test_without_a_lab_the_inventory_says_what_to_do(tmp_path: Path) -> None:
     assert "Traceback" not in answer.stderr
 
 
+def test_what_the_machine_lacks_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert base.requirements() == ([], "") or os.geteuid() != 0
+    monkeypatch.setitem(base.PROGRAMS, "no-such-program", "no-such-package")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    answer = CliRunner().invoke(main, ["up"])
+    assert answer.exit_code == 2
+    assert "apt-get install -y --no-install-recommends no-such-package" in answer.output.replace("\n", " ")
+
+
+def test_the_product_hands_over_to_the_lab_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {**os.environ, "LMCACHE_FLEET_LAB": str(tmp_path), "PYTHONPATH": str(REPO)}
+    argv = [sys.executable, "-c", "from lmcache_fleet.cli_lab import lab; lab()", "status", "--json"]
+    answer = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert answer.returncode == 3
+    assert json.loads(answer.stdout)["hosts"] == []
+    monkeypatch.setattr("lmcache_fleet.cli_lab.repository", lambda: None)
+    assert "inside a clone" in CliRunner().invoke(hand_over, ["status"]).output
+
+
 # --- on hosts -------------------------------------------------------------------------------------------------------
 
 
@@ -114,10 +137,13 @@ def test_up_again_changes_nothing(lab: RunningLab) -> None:
 
 
 def test_a_hardened_unit_starts(lab: RunningLab) -> None:
-    wanted = """NoNewPrivileges=yes ProtectSystem=strict ProtectHome=yes PrivateTmp=yes DynamicUser=no User=fleet
-    LimitMEMLOCK=infinity LimitNOFILE=1048576 OOMScoreAdjust=-500 MemoryMax=1G StateDirectory=probe
-    ReadWritePaths=/srv CapabilityBoundingSet= PrivateDevices=no ProtectKernelTunables=yes ProtectControlGroups=yes
-    RestrictNamespaces=yes SystemCallFilter=@system-service""".split()
+    wanted = [
+        *("NoNewPrivileges=yes", "ProtectSystem=strict", "ProtectHome=yes", "PrivateTmp=yes", "DynamicUser=no"),
+        *("LimitMEMLOCK=infinity", "LimitNOFILE=1048576", "OOMScoreAdjust=-500", "MemoryMax=1G", "User=fleet"),
+        *("StateDirectory=probe", "ReadWritePaths=/srv", "CapabilityBoundingSet=", "PrivateDevices=no"),
+        *("ProtectKernelTunables=yes", "ProtectControlGroups=yes", "RestrictNamespaces=yes"),
+        "SystemCallFilter=@system-service",
+    ]
     options = " ".join(f"-p {option}" for option in wanted)
     probe = "touch /var/lib/probe/x && ! touch /etc/x 2>/dev/null && echo fine"
     assert lab.out("h1", f"sudo systemd-run --quiet --wait --pipe {options} -- sh -c '{probe}'") == "fine"
@@ -125,7 +151,6 @@ def test_a_hardened_unit_starts(lab: RunningLab) -> None:
 
 
 def test_pyinfra_reaches_all_hosts_and_refuses_a_changed_key(lab: RunningLab) -> None:
-    assert lab.pyinfra("exec", "--", "id -u").stderr.count("] 0\n") == 4
     before = lab.host("h2")
     machine, key = lab.out("h2", "cat /etc/machine-id"), lab.out("h2", "cat /etc/ssh/ssh_host_ed25519_key.pub")
     lab.ssh("h2", "sudo touch /etc/was-here")
@@ -135,8 +160,7 @@ def test_pyinfra_reaches_all_hosts_and_refuses_a_changed_key(lab: RunningLab) ->
     assert lab.out("h2", "cat /etc/ssh/ssh_host_ed25519_key.pub") != key
     lab.ssh("h2", "test ! -e /etc/was-here")
     refused = lab.pyinfra("exec", "--", "id -u", check=False)
-    assert refused.stderr.count("] 0\n") == 3 or refused.returncode != 0
-    assert "h2" in refused.stderr
+    assert refused.returncode == 1
     assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in refused.stderr
     lab.reimage("h2", adopt=True)
     assert lab.pyinfra("exec", "--", "id -u").stderr.count("] 0\n") == 4
@@ -190,9 +214,8 @@ def test_a_killed_command_is_made_good_by_the_next(lab: RunningLab, after: float
     assert lab.out("h4", "hostname") == "h4"
     roots = [line for line in Path("/proc/self/mounts").read_text().splitlines() if f"{lab.lab.root('h4')} " in line]
     assert len(roots) == 1
-    if lab.pyinfra("exec", "--", "id -u", check=False).returncode:
-        # Killed between the new disk and the new key: refused, and adopted by asking again.
-        lab.reimage("h4", adopt=True)
+    key = lab.out("h4", "cut -d' ' -f1,2 /etc/ssh/ssh_host_ed25519_key.pub")
+    assert f"{lab.host('h4').address},h4 {key}\n" in lab.lab.paths.known_hosts.read_text()
 
 
 def test_what_a_host_downloaded_is_there_after_a_reimage(lab: RunningLab) -> None:
@@ -242,12 +265,13 @@ def test_latency_can_be_added(lab: RunningLab) -> None:
         return time.monotonic() - begin
 
     connect()
+    faults.set_latency(lab.lab, "h1", 150)
     try:
-        faults.set_latency(lab.lab, "h1", 150)
-    except LabError as error:
-        pytest.skip(str(error))
-    try:
-        assert connect() >= 0.15
+        assert 0.15 <= connect() < 0.5
+        # Large segments and their checksums must survive the slow cable.
+        lab.ssh("h1", "head -c 1M /dev/urandom > big; sha256sum < big > sum")
+        big = subprocess.run([*lab.lab.ssh_argv("h1"), "cat big"], capture_output=True, check=True, timeout=60).stdout
+        assert hashlib.sha256(big).hexdigest() == lab.out("h1", "cut -c1-64 sum")
     finally:
         faults.set_latency(lab.lab, "h1", 0)
     assert connect() < 0.15

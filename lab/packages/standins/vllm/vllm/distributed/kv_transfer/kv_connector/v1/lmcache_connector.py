@@ -40,17 +40,15 @@ class LMCacheConnectorV1(KVConnectorBase_V1):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._lmcache_engine: Any
-        try:
-            import lmcache  # noqa: PLC0415 - the connector is optional
-        except ImportError:
-            raise
+        import lmcache  # noqa: PLC0415 - the connector is optional; a missing package is an error
+
         try:
             from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl  # noqa: PLC0415
-
-            self._lmcache_engine = LMCacheConnectorV1Impl(vllm_config, role, self)
         except Exception:  # noqa: BLE001 - the real lmcache can't be imported without the real torch
             logger.debug("lmcache %s without a device patch: %s", lmcache.__version__, traceback.format_exc())
             self._lmcache_engine = _Degraded("RuntimeError: Unsupported device platform for LMCache engine.\n")
+        else:
+            self._lmcache_engine = LMCacheConnectorV1Impl(vllm_config, role, self)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """See the base class."""

@@ -1,0 +1,2 @@
+#pragma once
+#define LAB_HCOMM_VERSION "@VERSION@"

@@ -1,0 +1,1 @@
+# nothing that depends on the toolkit's version

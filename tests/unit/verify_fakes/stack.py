@@ -1,0 +1,188 @@
+"""A stand-in for `lmcache server` and vLLM's API server, just true enough for the verification program.
+
+FAKE_FAULT names what goes wrong. The first argument is the role: `server` or `engine`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+FAULT = os.environ.get("FAKE_FAULT", "")
+CHUNK = int(os.environ.get("FAKE_CHUNK", "8"))
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def options(arguments: list[str]) -> dict[str, str]:
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        text = value if isinstance(value, str) else json.dumps(value)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def body(self) -> Any:
+        return json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null")
+
+
+class ServerHandler(Handler):
+    chunks: ClassVar[set[str]] = set()
+    writes = 0
+    hits = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/healthcheck":
+            self.answer("{}")
+        else:
+            self.answer(
+                f"lmcache_mp_l1_write_chunks_total {float(ServerHandler.writes)}\n"
+                f"lmcache_mp_lookup_hit_tokens_total {float(ServerHandler.hits)}\n"
+            )
+
+    def do_POST(self) -> None:
+        keys: list[str] = self.body()
+        if self.path == "/store":
+            fresh = [k for k in keys if k not in ServerHandler.chunks]
+            ServerHandler.chunks.update(fresh)
+            ServerHandler.writes += len(fresh)
+            if fresh:
+                say(
+                    f"\x1b[32;20m[2026-01-01 00:00:00,0] LMCache INFO:\x1b[0m Stored {len(fresh) * CHUNK} tokens in 0.1 s"
+                )
+        found = 0
+        for key in keys:
+            if key not in ServerHandler.chunks:
+                break
+            found += 1
+        if self.path == "/retrieve" and found:
+            say(f"LMCache INFO: Retrieved {found * CHUNK} tokens in 0.1 seconds")
+        ServerHandler.hits += found * CHUNK
+        self.answer(found)
+
+
+def run_server(arguments: list[str]) -> None:
+    given = options(arguments)
+    say(f"LMCache INFO: TokenHasher initialized: chunk_size={CHUNK}, hash_algorithm=blake3")
+    if FAULT == "mismatch":
+        say("LMCache ERROR: No handler registered for operation register_kv_cache_engine_driven_context")
+    if FAULT == "server-dies":
+        say("OSError: [Errno 98] Address already in use")
+        sys.exit(3)
+    for port in (given["--port"], given["--http-port"]):
+        server = ThreadingHTTPServer(("127.0.0.1", int(port)), ServerHandler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Event().wait()
+
+
+def keys_of(prompt: list[int]) -> list[str]:
+    whole = len(prompt) // CHUNK
+    return [hashlib.sha256(json.dumps(prompt[: (i + 1) * CHUNK]).encode()).hexdigest() for i in range(whole)]
+
+
+class EngineHandler(Handler):
+    transfer: ClassVar[dict[str, Any]] = {}
+    local: ClassVar[set[str]] = set()
+    count: ClassVar[dict[str, int]] = {"prompt": 0, "external": 0, "local": 0}
+
+    def cache(self, verb: str, keys: list[str]) -> int:
+        if FAULT in ("degraded", "no-external"):
+            return 0
+        port = self.transfer["kv_connector_extra_config"]["lmcache.mp.port"]
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("POST", verb, json.dumps(keys))
+        return int(connection.getresponse().read())
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.answer("", 503 if FAULT in ("mismatch", "hang") else 200)
+        else:
+            self.answer(
+                f'vllm:external_prefix_cache_hits_total{{engine="0"}} {float(self.count["external"])}\n'
+                f'vllm:prefix_cache_hits_total{{engine="0"}} {float(self.count["local"])}\n'
+                f'vllm:prompt_tokens_total{{engine="0"}} {float(self.count["prompt"])}\n'
+            )
+
+    def do_POST(self) -> None:
+        if self.path == "/reset_prefix_cache":
+            if FAULT in ("no-reset", "no-external"):
+                self.answer("", 404)
+                return
+            EngineHandler.local.clear()
+            self.answer({"success": True})
+            return
+        self.complete(self.body()["prompt"])
+
+    def complete(self, prompt: list[int]) -> None:
+        if FAULT == "dies":
+            say("(EngineCore pid=1) ERROR 12-01 09:00:00 [core.py:1] EngineCore encountered a fatal error.")
+            os._exit(1)
+        if FAULT == "oom":
+            say("torch.OutOfMemoryError: NPU out of memory. Tried to allocate 2 GiB")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if FAULT == "slow":
+            time.sleep(60)
+        keys = keys_of(prompt)
+        reusable = keys[: (len(prompt) - 1) // CHUNK]
+        local = sum(1 for k in reusable if k in self.local)
+        external = 0 if local else self.cache("/retrieve", reusable)
+        self.cache("/store", keys)
+        self.count["prompt"] += len(prompt)
+        self.count["local"] += local * CHUNK
+        self.count["external"] += external * CHUNK
+        self.local.update(keys)
+        seed = hashlib.sha256(json.dumps(prompt).encode()).digest()
+        ids = [b + (1 if FAULT == "corrupt" and external else 0) for b in seed[:6]]
+        self.send_response(200)
+        self.end_headers()
+        for token in ids:
+            self.event({"choices": [{"text": "x", "token_ids": [token]}]})
+        self.event({"choices": [], "usage": {"prompt_tokens": len(prompt)}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, value: Any) -> None:
+        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+
+def run_engine(arguments: list[str]) -> None:
+    given = options(arguments)
+    EngineHandler.transfer = json.loads(given["--kv-transfer-config"])
+    say("(APIServer pid=1) INFO non-default args: {}")
+    say(
+        f"(Worker pid=2) INFO Creating v1 connector with name: {EngineHandler.transfer['kv_connector']} and engine_id: 0"
+    )
+    say(
+        "LMCache INFO: Creating transfer context (device_type=cpu, mode=engine_driven) (a.py:1:lmcache.integration.x_connector)"
+    )
+    if FAULT == "degraded":
+        say(
+            "LMCache ERROR: RuntimeError: No supported cpu connector found. . System will operate in degraded mode (recompute)."
+        )
+    if FAULT == "hashseed":
+        say("LMCache WARNING: Using builtin hash without PYTHONHASHSEED set. This may cause cache misses.")
+    if FAULT == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    ThreadingHTTPServer(("127.0.0.1", int(given["--port"])), EngineHandler).serve_forever()
+
+
+if __name__ == "__main__":
+    {"server": run_server, "engine": run_engine}[sys.argv[1]](sys.argv[2:])
