@@ -37,6 +37,11 @@ class AptPackages(FactBase[InstalledPackages]):
     + names: package names
     """
 
+    @staticmethod
+    def default() -> InstalledPackages:
+        """None of them."""
+        return InstalledPackages({}, None)
+
     def command(self, names: list[str]) -> str:
         """The shell command that reads it."""
         quoted = " ".join(shlex.quote(name) for name in names)
@@ -54,6 +59,11 @@ class DnfPackages(FactBase[InstalledPackages]):
 
     + names: package names
     """
+
+    @staticmethod
+    def default() -> InstalledPackages:
+        """None of them."""
+        return InstalledPackages({}, None)
 
     def command(self, names: list[str]) -> str:
         """The shell command that reads it."""

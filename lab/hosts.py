@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import importlib
 import os
 import re
 import secrets
 import shutil
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lab import base, network
-from lab.shell import LabError, children, is_same, kill_and_wait, run, started_at
+from lab import base, cgroup, disk, install, network
+from lab.shell import LabError, children, kill_and_wait, run, started_at
 from lab.state import Host, Paths, State, load, locked, save
 
 BOOT_LIMIT = 60.0
@@ -32,7 +29,6 @@ while :; do
   [ $status = 133 ] || exit $status
 done
 """
-NO_HARDWARE = {"none", "cpu"}
 
 
 class Lab:
@@ -56,17 +52,17 @@ class Lab:
         for name in profiles:
             if not NAME.fullmatch(name):
                 raise LabError(f"a host is called h1 to h239, not {name!r}")
+        install.check_profiles(profiles.values())
         with self._changing():
             root = base.ensure(self.paths, self.say)
             self._secrets()
             self._network()
-            self._clear_leftovers()
             new = self._wanted(profiles, disk_gb, root.name)
             self._start_services()
             self._save()
             for host in self.state.hosts:
                 if host.running:
-                    self._write_hosts_file(host)
+                    install.hosts_file(self.paths, self.state, host)
             self._each(self._boot, new)
             self._await_ssh([host for host in self.state.hosts if host.running], limit)
             base.prune(self.paths, self._bases_in_use() | {root.name})
@@ -74,11 +70,11 @@ class Lab:
     def down(self, *, purge: bool = False) -> None:
         """Remove the hosts and everything made for them; with ``purge`` the base and the downloads too."""
         with self._changing():
+            network.claim(self.paths, self.state, only_ours=True)
             if self.state.services:
-                _call("lab.services", "stop", self.paths.lab)
+                install.call("lab.services", "stop", self.paths.lab)
                 self.state.services = {}
             self._each(self._power_cut, self.state.hosts)
-            self._clear_leftovers()
             for host in self.state.hosts:
                 network.unplug(self.state, host)
             shutil.rmtree(self.paths.lab / "hosts", ignore_errors=True)
@@ -103,6 +99,7 @@ class Lab:
 
     def reimage(self, names: Iterable[str], *, profile: str | None = None, adopt: bool = False) -> None:
         """Boot hosts from a blank disk. Their host keys change; the fleet's known_hosts learns that on ``adopt``."""
+        install.check_profiles([profile or "none"])
         with self._changing():
             root = base.ensure(self.paths, self.say)
             hosts = [self.state.find(name) for name in names]
@@ -231,122 +228,64 @@ class Lab:
 
     def _start_services(self) -> None:
         if (Path(__file__).parent / "services.py").exists():
-            self.state.services = dict(_call("lab.services", "start", self.paths.lab, self.state.gateway) or {})
+            self.say("package index and git server")
+            self.state.services = dict(install.call("lab.services", "start", self.paths.lab, self.state.gateway) or {})
 
     def _clear_leftovers(self) -> None:
-        """Take back what a killed run left: a host's process that was not written down, disks of no host."""
-        names = {path.name for path in (self.paths.lab / "hosts").glob("*") if NAME.fullmatch(path.name)}
-        for name in names | {host.name for host in self.state.hosts}:
-            host = next((host for host in self.state.hosts if host.name == name), None)
-            for pid in self._find_processes(name):
+        """Take back what a killed run left: processes that were not written down, disks of no host."""
+        running = self._find_processes()
+        disks = {path.name for path in (self.paths.lab / "hosts").glob("*") if NAME.fullmatch(path.name)}
+        known = {host.name: host for host in self.state.hosts}
+        for name in {*running, *disks, *known}:
+            host = known.get(name)
+            for pid in running.get(name, []):
                 if host and not host.running and os.getsid(pid) == pid:
                     host.pid, host.started = pid, started_at(pid)
-                elif not host or not host.running:
+                elif not host or (not host.running and started_at(pid)):
                     self._kill_tree(pid)
             if not host:
                 stray = Host(name, "")
-                self._unmount(stray)
-                network.unplug(self.state, stray)
+                disk.unmount(self.paths, stray)
+                if self.state.bridge:
+                    network.unplug(self.state, stray)
                 shutil.rmtree(self.paths.host(name), ignore_errors=True)
 
-    def _find_processes(self, name: str) -> list[int]:
-        """The processes on this machine that run this very disk: supervisor (it leads its session) and nspawn."""
-        want = f"--directory={self.paths.root(name)}".encode()
-        found = []
+    def _find_processes(self) -> dict[str, list[int]]:
+        """The processes that run this lab's disks, by host: the supervisor (it leads its session) comes first."""
+        disk = re.compile(re.escape(f"--directory={self.paths.lab}/hosts/") + r"(h\d+)/root")
+        found: dict[str, list[int]] = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    argv = (entry / "cmdline").read_bytes().split(b"\0")
+                    argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    leads = os.getsid(int(entry.name)) == int(entry.name)
                 except (FileNotFoundError, ProcessLookupError):
                     continue
-                pid = int(entry.name)
-                if want in argv and started_at(pid):
-                    found.append(pid)
-        return sorted(found, key=lambda pid: os.getsid(pid) != pid)
+                for match in filter(None, map(disk.fullmatch, argv)):
+                    found.setdefault(match[1], []).insert(0 if leads else 1, int(entry.name))
+        return found
 
     # --- disk --------------------------------------------------------------------------------------------------
 
-    def _disk(self, host: Host) -> Path:
-        """Where a host's own data is: a directory, or a small file system of its own."""
-        return self.paths.host(host.name) / "disk"
-
-    def _mount(self, host: Host) -> None:
-        root, disk = self.paths.root(host.name), self._disk(host)
-        root.mkdir(parents=True, exist_ok=True)
-        disk.mkdir(exist_ok=True)
-        if host.disk_gb and not os.path.ismount(disk):
-            image = self.paths.host(host.name) / "disk.img"
-            if not image.exists():
-                new = image.with_suffix(".new")
-                with new.open("wb") as file:
-                    file.truncate(host.disk_gb * 2**30)
-                run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=1,lazy_journal_init=1", "-m", "1", new])
-                new.rename(image)
-            run(["mount", "-o", "loop,noatime", image, disk])
-        for part in ("up", "work"):
-            (disk / part).mkdir(exist_ok=True)
-        if not os.path.ismount(root):
-            lower = self.paths.bases / host.base
-            if not lower.is_dir():
-                raise LabError(f"the base that {host.name} was made from is gone; `reimage {host.name}`")
-            layers = f"lowerdir={lower},upperdir={disk}/up,workdir={disk}/work"
-            run(["mount", "-t", "overlay", "overlay", "-o", layers, root])
-
-    def _unmount(self, host: Host) -> None:
-        for path in (self.paths.root(host.name), self._disk(host)):
-            until = time.monotonic() + 5
-            while os.path.ismount(path):
-                if run(["umount", path], check=False).returncode and time.monotonic() > until:
-                    # Somebody looks into it from this machine: it goes when they leave.
-                    run(["umount", "--lazy", path])
-                time.sleep(0.05 if os.path.ismount(path) else 0)
-
     def _wipe(self, host: Host) -> None:
-        self._unmount(host)
+        disk.unmount(self.paths, host)
         base.harvest_archives(self.paths.pool, self.paths.host(host.name) / "archives")
         shutil.rmtree(self.paths.host(host.name), ignore_errors=True)
-
-    def _prepare(self, host: Host) -> None:
-        """Write into a blank disk what an installer would: name, addresses, who may log in, hardware."""
-        root = self.paths.root(host.name)
-        base.write(root, "etc/hostname", f"{host.name}\n")
-        base.copy_network_files(root)
-        base.write(root, "etc/environment", base.site_environment(self.state.subnet))
-        public = self.paths.ssh_key.with_suffix(".pub").read_text()
-        for line in (root / "etc/passwd").read_text().splitlines():
-            name, _, *ids, _, home, _ = line.split(":")
-            if name not in {"root", "fleet", "operator"}:
-                continue
-            uid, gid, home = int(ids[0]), int(ids[1]), home.lstrip("/")
-            base.write(root, f"{home}/.ssh/authorized_keys", public, 0o600)
-            (root / home / ".ssh").chmod(0o700)
-            for path in (root / home / ".ssh", root / home / ".ssh/authorized_keys"):
-                os.chown(path, uid, gid)
-        run(["chroot", root, "/usr/sbin/chpasswd"], stdin=f"operator:{self.state.operator_password}\n")
-        if host.profile not in NO_HARDWARE:
-            _call("lab.ascend", "install", root, host.profile)
-        # Written last: a disk without it was not finished, and is wiped.
-        (self.paths.host(host.name) / "prepared").touch()
-
-    def _write_hosts_file(self, host: Host) -> None:
-        lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
-        lines += [f"{other.address} {other.name}" for other in self.state.hosts]
-        base.write(self.paths.root(host.name), "etc/hosts", "\n".join(lines) + "\n")
 
     # --- power -------------------------------------------------------------------------------------------------
 
     def _boot(self, host: Host) -> None:
         if not (self.paths.host(host.name) / "prepared").exists():
             self._wipe(host)
-        self._mount(host)
+        disk.mount(self.paths, host)
         if not (self.paths.host(host.name) / "prepared").exists():
-            self._prepare(host)
-        self._write_hosts_file(host)
+            install.blank(self.paths, self.state, host)
+        install.hosts_file(self.paths, self.state, host)
         archives = self.paths.host(host.name) / "archives"
         base.seed_archives(self.paths.pool, archives)
         network.plug(self.state, host)
         ns = network.netns(self.state, host)
-        groups = " ".join(map(str, _cgroups(ns)))
+        groups = " ".join(map(str, cgroup.groups(ns)))
         nspawn = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit"]
         nspawn += [f"--directory={self.paths.root(host.name)}", f"--machine={ns}", f"--hostname={host.name}"]
         nspawn += [f"--network-namespace-path=/run/netns/{ns}", "--console=read-only", "--link-journal=no"]
@@ -370,15 +309,15 @@ class Lab:
 
     def _power_cut(self, host: Host) -> None:
         if host.running and host.disk_gb:
-            _stop_file_system(self._disk(host))
+            disk.stop(self.paths, host)
         if host.running:
             self._kill_tree(host.pid)
         host.pid = host.started = 0
-        self._unmount(host)
+        disk.unmount(self.paths, host)
         network.unplug(self.state, host)
         base.harvest_archives(self.paths.pool, self.paths.host(host.name) / "archives")
-        for group in _cgroups(network.netns(self.state, host), make=False):
-            _remove_cgroup(group)
+        for group in cgroup.groups(network.netns(self.state, host), make=False):
+            cgroup.remove(group)
 
     def _kill_tree(self, pid: int) -> None:
         """Kill a host: its supervisor, its process 1 (the kernel then kills all of that namespace), its nspawn."""
@@ -476,6 +415,11 @@ class _Changing:
         self.lock = locked(self.lab.paths.lab / "lock", "another lab command is at work; waiting for it")
         self.lock.__enter__()
         self.lab.reload()
+        try:
+            self.lab._clear_leftovers()
+        except BaseException:
+            self.lock.__exit__(None, None, None)
+            raise
 
     def __exit__(self, *error: object) -> None:
         try:
@@ -483,50 +427,3 @@ class _Changing:
                 self.lab._save()
         finally:
             self.lock.__exit__(None, None, None)
-
-
-def _call(module: str, function: str, *args: object) -> dict[str, object] | None:
-    """Call a part of the lab that another module brings (stand-in services and hardware)."""
-    try:
-        part = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise LabError(f"this lab has no {module} ({error})") from error
-    result: dict[str, object] | None = getattr(part, function)(*args)
-    return result
-
-
-def _cgroups(name: str, *, make: bool = True) -> list[Path]:
-    """A cgroup of its own for a host in the hierarchies that systemd uses: v2, and v1's named one."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options):
-            group = Path(left.split()[4]) / "lmcache-fleet-lab" / name
-            if make:
-                group.mkdir(parents=True, exist_ok=True)
-            found.append(group)
-    return found
-
-
-def _remove_cgroup(group: Path) -> None:
-    """Remove an empty cgroup and what its host made in it."""
-    for path, _, _ in os.walk(group, topdown=False):
-        try:
-            Path(path).rmdir()
-        except OSError:
-            # Still emptying, or in use by another: an empty group left behind costs nothing.
-            continue
-
-
-def _stop_file_system(mount: Path) -> None:
-    """Stop an ext4 in its tracks, without a flush: what was not synced is lost, as when the current goes."""
-    ext4_shutdown, without_log_flush = 0x8004587D, 2
-    handle = os.open(mount, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.ioctl(handle, ext4_shutdown, struct.pack("I", without_log_flush))
-    finally:
-        os.close(handle)
-
-
-__all__ = ["BOOT_LIMIT", "Lab", "is_same"]

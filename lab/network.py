@@ -37,11 +37,11 @@ def owner(paths: Paths) -> str:
     return f"lmcache-fleet lab {paths.lab}"
 
 
-def claim(paths: Paths, state: State) -> None:
+def claim(paths: Paths, state: State, *, only_ours: bool = False) -> None:
     """Choose bridge and subnet: what is ours already, else the first slot that collides with nothing."""
     bridges = {link["ifname"]: link.get("ifalias", "") for link in links()}
     if state.bridge:
-        if bridges.get(state.bridge, owner(paths)) != owner(paths):
+        if bridges.get(state.bridge, owner(paths)) != owner(paths) and not only_ours:
             raise LabError(f"{state.bridge} is another lab's now (after a restart of the machine?): `down`, then `up`")
         return
     taken = [
@@ -54,11 +54,13 @@ def claim(paths: Paths, state: State) -> None:
         number = int(FIRST_SUBNET.network_address) + slot * FIRST_SUBNET.num_addresses
         subnet = ipaddress.IPv4Network((number, FIRST_SUBNET.prefixlen))
         ours = bridges.get(bridge) == owner(paths)
-        free = bridge not in bridges and not any(subnet.overlaps(other) for other in taken)
+        free = not only_ours and bridge not in bridges and not any(subnet.overlaps(other) for other in taken)
         if ours or free:
             state.slot, state.bridge = slot, bridge
             state.subnet, state.gateway = str(subnet), str(subnet[1])
             return
+    if only_ours:
+        return
     raise LabError(f"no free subnet for a lab: tried {SLOTS} from {FIRST_SUBNET} on (see `ip route`, `ip link`)")
 
 
@@ -107,13 +109,15 @@ def up(paths: Paths, state: State) -> None:
 
 def down(paths: Paths, state: State) -> None:
     """Remove bridge and rules. Forwarding goes back to what it was when no other lab needs it."""
-    if not state.bridge:
+    bridge = next((link for link in links() if link["ifname"] == state.bridge), {"ifalias": owner(paths)})
+    if not state.bridge or bridge.get("ifalias") != owner(paths):
         return
     for rule in rules(state):
         while iptables("-D", rule, check=False):
             pass
-    mine = [link for link in links() if link["ifname"] == state.bridge and link.get("ifalias") == owner(paths)]
-    if mine:
+    for ns in Path("/run/netns").glob(f"lmf{state.slot or ''}-h*"):
+        unplug(state, Host(ns.name.partition("-")[2], ""))
+    if "ifname" in bridge:
         run(["ip", "link", "delete", state.bridge])
     others = any(str(link.get("ifalias", "")).startswith("lmcache-fleet lab ") for link in links())
     was = paths.cache / "ip_forward_was"

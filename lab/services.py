@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -55,9 +56,17 @@ def _sources_digest() -> str:
     here = Path(catalog.__file__).resolve().parent
     paths = [*here.rglob("*"), here.parent / "ascend/elf.py"]
     for path in sorted(paths):
-        if path.is_file() and "__pycache__" not in path.parts:
+        if path.is_file() and not {"__pycache__", ".ruff_cache", ".mypy_cache"} & set(path.parts):
             digest.update(str(path.relative_to(here.parent)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _is_current(served: Path) -> bool:
+    """Whether what is served was made from today's sources, and the cache still has the real packages."""
+    stamp = served / "digest"
+    if not stamp.exists() or stamp.read_text() != _sources_digest():
+        return False
+    return all(path.exists() for path in (served / "files").iterdir())
 
 
 def prepare(state_dir: Path, say: Say = _quiet) -> Path:
@@ -66,10 +75,9 @@ def prepare(state_dir: Path, say: Say = _quiet) -> Path:
     Real packages come through this machine's own pip and are kept in the lab's cache.
     """
     served = state_dir / "served"
-    digest = _sources_digest()
-    stamp = served / "digest"
-    if stamp.exists() and stamp.read_text() == digest:
+    if _is_current(served):
         return served
+    digest = _sources_digest()
     cache = Paths.here("").cache / "packages"
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / "lock", "waiting for another lab that fetches packages"):
@@ -246,8 +254,8 @@ class Handler(BaseHTTPRequestHandler):
                     text = entry["requires_python"].replace("<", "&lt;").replace(">", "&gt;")
                     more += f' data-requires-python="{text}"'
                 if "metadata_sha256" in entry:
-                    text = f'sha256={entry["metadata_sha256"]}"'
-                    more += f' data-dist-info-metadata="{text} data-core-metadata="{text}'
+                    # not under the attribute's older name: pip 23.0 reads that and then trips over PyYAML's capitals
+                    more += f' data-core-metadata="sha256={entry["metadata_sha256"]}"'
                 links.append(
                     f'<a href="/files/{entry["file"]}#sha256={entry["sha256"]}"{more}>{entry["file"]}</a><br/>'
                 )
@@ -313,7 +321,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _hub(self, path: str) -> None:
         for repository in model.MODELS:
-            revision = model.commit(repository)
+            # any full commit id that a playbook pins is taken to exist; "main" is at the stand-in's own
+            asked = re.search(r"/(?:revision|tree|resolve)/([0-9a-f]{40})(?:/|$)", path)
+            revision = asked.group(1) if asked else model.commit(repository)
             if path == f"api/models/{repository}" or path.startswith(f"api/models/{repository}/"):
                 self._hub_api(path.removeprefix(f"api/models/{repository}").strip("/"), repository, revision)
                 return
@@ -339,7 +349,8 @@ class Handler(BaseHTTPRequestHandler):
             ]
         else:
             siblings = [{"rfilename": name, "size": len(content)} for name, content in found.items()]
-            data = {"_id": "0", "id": repository, "modelId": repository, "sha": revision, "private": False, "gated": False,
+            data = {"_id": "0", "id": repository, "modelId": repository, "sha": revision, "private": False,
+                    "gated": False,
                     "disabled": False, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings,
                     "lastModified": "2026-01-01T00:00:00.000Z", "createdAt": "2026-01-01T00:00:00.000Z"}  # fmt: skip
         self._send(200, json.dumps(data).encode(), "application/json", X_Repo_Commit=revision)
@@ -368,7 +379,7 @@ def serve(state_dir: Path, address: str, port: int) -> None:
     server.serve_forever(poll_interval=0.1)
 
 
-# ---------------------------------------------------------------------------------------------------- starting, stopping
+# --------------------------------------------------------------------------------------------------- starting, stopping
 
 
 def _read(state_dir: Path) -> dict[str, Any] | None:
@@ -393,9 +404,8 @@ def start(state_dir: Path, bind: str = "127.0.0.1", say: Say = _quiet) -> dict[s
     with locked(state_dir / "services.lock"):
         running = _read(state_dir)
         address, _, wanted = bind.partition(":")
-        if running and running["address"] == address and (state_dir / "served/digest").exists():
-            if (state_dir / "served/digest").read_text() == _sources_digest():
-                return running
+        if running and running["address"] == address and _is_current(state_dir / "served"):
+            return running
         if running:
             _end(state_dir, running)
         prepare(state_dir, say)

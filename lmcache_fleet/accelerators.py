@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lmcache_fleet.plain import Plain
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -16,6 +18,7 @@ class Process:
         pid: process id on the host; None where the tool hides it.
         name: process name as printed; empty when the tool printed none.
         used_mb: memory held, MiB; None when not printed.
+        container_pid: process id inside its container; None where the tool has no such column or prints NA.
     """
 
     npu_id: int
@@ -23,6 +26,7 @@ class Process:
     pid: int | None
     name: str
     used_mb: int | None
+    container_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
-class Accelerators:
+class Accelerators(Plain):
     """What one host's vendor tool said.
 
     Args:

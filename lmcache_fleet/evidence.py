@@ -36,9 +36,10 @@ class Request:
     """One request and what it moved.
 
     Args:
-        phase: `cold`, `hit` or `restart`.
+        phase: `cold`, `reference` (the engine's own prefix cache, for its output), `hit` or `restart`.
         prompt_tokens: as the engine counted them; None when it did not say.
         output: generated token ids, or the text in a one-element list where the engine returns no ids.
+        logprobs: at each position the likeliest tokens and their log probabilities; empty where the engine gives none.
         ttft_ms: time to the first token, or of the whole request where the engine gives no better.
         total_ms: time of the whole request.
         stored: tokens that LMCache said it stored; None when nothing could tell.
@@ -52,6 +53,7 @@ class Request:
     phase: str
     prompt_tokens: int | None = None
     output: list[int | str] = field(default_factory=list)
+    logprobs: list[dict[str, float]] = field(default_factory=list)
     ttft_ms: float | None = None
     total_ms: float | None = None
     stored: int | None = None
@@ -68,6 +70,74 @@ class Request:
         engine then serves from its own cache.
         """
         return self.retrieved if self.external_hits is None else self.external_hits
+
+
+#: Log probabilities (nats) closer than this are a tie that rounding may decide either way. Computing the rest of a
+#: prompt instead of all of it moves bfloat16 results by some hundredths; wrong KV data move them by whole units.
+TIE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How an output compares with the cold one.
+
+    Args:
+        phase: whose output.
+        equal: the same tokens as cold or as from the engine's own prefix cache, or as cold up to a tie.
+        same_as: `cold` or `reference` when every token is the same as there.
+        tie_at: position of the tie from which they differ; None when every token is the same.
+        gap: greatest difference of a log probability up to there; None where the engine gives none.
+    """
+
+    phase: str
+    equal: bool
+    same_as: str | None = None
+    tie_at: int | None = None
+    gap: float | None = None
+
+
+def compare(cold: Request, other: Request, reference: Request | None = None) -> Comparison:
+    """Compare an output with the cold one.
+
+    A cold request computes its whole prompt, a hit only the rest, and rounds otherwise; greedy decoding then may part
+    at a tie, and what comes after is not comparable. That is the engine's way and not LMCache's doing: a hit in the
+    engine's own prefix cache, which LMCache has no part in, does the same, and is the reference. Where the engine
+    gives log probabilities, outputs also count as equal when each deems the other's token about as likely where they
+    part.
+    """
+    if cold.output != other.output and reference is not None and reference.output == other.output:
+        return Comparison(other.phase, True, "reference")
+    pairs = list(zip(cold.output, other.output, strict=False))
+    parted = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    same = len(pairs) if parted is None else parted
+    gap = _greatest_gap(cold, other, same)
+    if parted is None:
+        equal = len(cold.output) == len(other.output)
+        return Comparison(other.phase, equal, "cold" if equal else None, None, gap)
+    tie = _tie(cold, parted, other.output[parted]) and _tie(other, parted, cold.output[parted])
+    tie = tie and (gap or 0.0) <= TIE
+    return Comparison(other.phase, tie, None, parted if tie else None, gap)
+
+
+def _greatest_gap(cold: Request, other: Request, same: int) -> float | None:
+    """The greatest difference between the log probabilities of the first tokens, which are the same."""
+    if min(len(cold.logprobs), len(other.logprobs)) < same or same == 0:
+        return None
+    gaps = []
+    for i in range(same):
+        token = str(cold.output[i])
+        if token in cold.logprobs[i] and token in other.logprobs[i]:
+            gaps.append(abs(cold.logprobs[i][token] - other.logprobs[i][token]))
+    return round(max(gaps), 4) if gaps else None
+
+
+def _tie(request: Request, position: int, rival: int | str) -> bool:
+    """Whether a request could as well have gone on with another token."""
+    if position >= len(request.logprobs):
+        return False
+    likely = request.logprobs[position]
+    own = likely.get(str(request.output[position]))
+    return own is not None and str(rival) in likely and own - likely[str(rival)] <= TIE
 
 
 @dataclass(slots=True)
@@ -177,10 +247,22 @@ class Evidence:
         """Tokens in a chunk: what LMCache said rather than what it was told."""
         return self.chunk_size_seen or self.chunk_size
 
+    def comparisons(self) -> list[Comparison]:
+        """Later outputs compared with the cold one; those that the engine's own cache gave say nothing of LMCache."""
+        cold = self.request("cold")
+        if cold is None or not cold.output:
+            return []
+        reference = self.request("reference")
+        if reference is not None and (reference.external_hits or not reference.local_hits):
+            reference = None  # it did not come from the engine's own cache
+        others = [r for r in self.requests if r.phase in ("hit", "restart") and r.output]
+        others = [r for r in others if r.offloaded() or not r.local_hits]
+        return [compare(cold, other, reference) for other in others]
+
     def outputs_equal(self) -> bool | None:
-        """Whether every later output equals the cold one; None with fewer than two to compare."""
-        outputs = [r.output for r in self.requests if r.output]
-        return None if len(outputs) < 2 else all(o == outputs[0] for o in outputs)
+        """Whether every later output equals the cold one, ties apart; None with nothing to compare."""
+        comparisons = self.comparisons()
+        return all(c.equal for c in comparisons) if comparisons else None
 
     def ok(self) -> bool:
         """Whether the evidence proves the offload, by its own findings."""
@@ -188,7 +270,8 @@ class Evidence:
 
     def as_json(self) -> dict[str, Any]:
         """The evidence as JSON values, derived figures included."""
-        cold, hit, restart = self.request("cold"), self.request("hit"), self.request("restart")
+        cold, reference = self.request("cold"), self.request("reference")
+        hit, restart = self.request("hit"), self.request("restart")
         tokens = {
             "prompt": cold.prompt_tokens if cold else None,
             "stored": cold.stored if cold else None,
@@ -197,6 +280,7 @@ class Evidence:
         }
         ttft = {
             "cold": cold.ttft_ms if cold else None,
+            "own_cache": reference.ttft_ms if reference else None,
             "hit": hit.ttft_ms if hit else None,
             "after_restart": restart.ttft_ms if restart else None,
         }
@@ -206,6 +290,7 @@ class Evidence:
             "tokens": tokens,
             "ttft_ms": ttft,
             "outputs_equal": self.outputs_equal(),
+            "comparisons": [asdict(c) for c in self.comparisons()],
         }
         return {**derived, **asdict(self)}
 
@@ -317,11 +402,6 @@ INCIDENTS: dict[str, tuple[str, str, str]] = {
         "the service's log could not be read",
         "the log command failed or says nothing",
         "check the command and the rights to run it",
-    ),
-    "metrics-unreadable": (
-        "the engine's metrics could not be read",
-        "a wrong URL, or metrics are switched off",
-        "give the engine's /metrics URL; without external hits there is no proof of a hit",
     ),
     "program-error": ("the verification program failed", "a fault of its own", "report it with the detail"),
 }
@@ -588,7 +668,7 @@ def _judge_restart(evidence: Evidence, expectations: Expectations) -> Iterable[F
 def _judge_outputs(evidence: Evidence) -> Iterable[Finding]:
     equal = evidence.outputs_equal()
     if equal is False:
-        differing = [r.phase for r in evidence.requests if r.output != evidence.requests[0].output]
+        differing = [c.phase for c in evidence.comparisons() if not c.equal]
         yield Finding(
             "outputs-differ",
             ERROR,
@@ -596,13 +676,22 @@ def _judge_outputs(evidence: Evidence) -> Iterable[Finding]:
             "what came back is not what was stored: layout, dtype or a corrupted tier; or sampling is not greedy",
             "do not serve with this release; compare versions of connector and engine, and clear the tier",
         )
-    elif equal is None and len(evidence.requests) > 1:
+    elif equal is None and any(r.phase in ("hit", "restart") and not r.output for r in evidence.requests):
         yield Finding(
             "outputs-not-compared",
             ERROR,
             "an answer was empty",
             "the engine generated nothing",
             "read the engine's log",
+        )
+    gaps = [c for c in evidence.comparisons() if c.equal and c.gap is not None and c.gap > TIE]
+    if gaps:
+        yield Finding(
+            "logprobs-differ",
+            WARNING,
+            f"the tokens are the same, but their log probabilities differ by up to {max(c.gap or 0 for c in gaps):.2f}",
+            "KV data that is not quite what was stored: a lossy tier, another dtype",
+            "compare with the engine's own prefix cache; a quantised tier does this by design",
         )
     cold = evidence.request("cold")
     if cold is not None and len(cold.output) > 3 and len(set(cold.output)) == 1:
@@ -664,6 +753,10 @@ def render(evidence: Evidence, width: int = 110) -> str:
             f"{_number(request.offloaded()):>14}{_number(request.local_hits):>11}{_number(request.ttft_ms, ' ms'):>14}"
         )
     equal = {True: "equal", False: "DIFFERENT", None: "not compared"}[evidence.outputs_equal()]
+    ties = [f"{c.phase} from token {c.tie_at}" for c in evidence.comparisons() if c.tie_at is not None]
+    equal += f" up to a tie ({', '.join(ties)})" if ties else ""
+    as_own = [c.phase for c in evidence.comparisons() if c.same_as == "reference"]
+    equal += f" ({', '.join(as_own)} as from the engine's own cache)" if as_own else ""
     lines.append(
         f"  outputs {equal}; chunk {evidence.chunk()} tokens; took {evidence.durations_s.get('total', 0):.0f} s"
     )

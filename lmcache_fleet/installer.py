@@ -54,7 +54,7 @@ def install_call(
         machine_wheels: wheel folders of the host's own pip configuration.
         requirements: what to install in place of the pins, such as the path of a wheel at hand.
     """
-    wanted = list(requirements) or list(step.pins)
+    wanted = list(requirements) or step.wanted
     files: dict[str, str] = {}
     is_uv = venv.installer == "uv"
     if is_uv:
@@ -69,6 +69,8 @@ def install_call(
         argv += ["--index" if is_uv else "--extra-index-url", url]
     for place in [*step.find_links, *(machine_wheels if step.machine_wheels else ())]:
         argv += ["--find-links", place]
+    for host in step.trusted_hosts:
+        argv += ["--allow-insecure-host" if is_uv else "--trusted-host", host]
     if step.no_index:
         argv.append("--no-index")
     if step.index_strategy and is_uv:
@@ -112,14 +114,14 @@ def package_changes(step: PackagesStep, state: ReleaseState, before: ReleaseStat
         before: a release whose versions are shown as the old ones, when the judged one is new.
     """
     changes = []
-    for pin in step.pins:
+    for pin in step.wanted:
         requirement = Requirement(pin)
         name = canonicalize_name(requirement.name)
         versions = state.distributions.get(name, [])
         if len(versions) == 1 and _satisfies(requirement, versions[0]):
             continue
         shown = versions or (before.distributions.get(name, []) if before else [])
-        wanted = pin.removeprefix(requirement.name).lstrip("=") or pin
+        wanted = pin.removeprefix(requirement.name).removeprefix("==") or "any version"
         why = "installed twice" if len(versions) > 1 else ""
         if before and not versions and shown == [wanted]:
             why = "unchanged, put into the new release"

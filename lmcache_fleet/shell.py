@@ -49,7 +49,8 @@ def write_file(path: str, text: str, mode: str = "0644") -> str:
     """A command that puts a text in place atomically; for texts that may be seen in a log."""
     staged = f"{path}.new"
     return (
-        f"umask 077 && printf %s {shlex.quote(text)} > {shlex.quote(staged)} && chmod {mode} {shlex.quote(staged)} "
+        # In a subshell: what the script makes afterwards must not inherit this mask.
+        f"( umask 077 && printf %s {shlex.quote(text)} > {shlex.quote(staged)} ) && chmod {mode} {shlex.quote(staged)} "
         f"&& mv -f {words(staged, path)}"
     )
 

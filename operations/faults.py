@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Generator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, cast
 
+from pyinfra import logger
 from pyinfra.api import FunctionCommand, operation
 from pyinfra.api.command import PyinfraCommand
 
@@ -26,16 +28,26 @@ def step_operation(
     @operation()
     @wraps(function)
     def contained(session: Session, *args: P.args, **kwargs: P.kwargs) -> Commands:
+        meta = session.state.get_op_meta(session.host.current_op_hash)
+        session.step = next(iter(meta.names))
         try:
             yield from function(session, *args, **kwargs)
         except HostFault as fault:
-            session.fail(fault)
-            if session.executing:
-                yield FunctionCommand(_refuse, (), {})
-            else:
-                session.state.fail_hosts({session.host})
+            yield from _failed(session, fault)
+        except Exception as error:
+            # A slip of ours, met with one host's data, is still that host's failure and not the fleet's.
+            logger.error(traceback.format_exc())
+            yield from _failed(session, HostFault(f"internal error: {error!r}", "please report it with the trace above"))
 
     return cast(Any, contained)  # type: ignore[no-any-return]
+
+
+def _failed(session: Session, fault: HostFault) -> Commands:
+    session.fail(fault)
+    if session.executing:
+        yield FunctionCommand(_refuse, (), {})
+    else:
+        session.state.fail_hosts({session.host})
 
 
 def _refuse(state: Any, host: Any) -> bool:  # noqa: ARG001 - pyinfra calls it with these

@@ -23,7 +23,7 @@ def packages(session: Session, plan: HostPlan, step: PackagesStep) -> Commands:
     + step: pins, indexes, flags, and whose files certain import packages must be
     """
     if not session.show(plan.changes(step)):
-        session.host.noop(f"installed: {', '.join(step.pins)}")
+        session.host.noop(f"installed: {', '.join(step.wanted)}")
         return
     venv = plan.venv
     if venv is None:
@@ -35,7 +35,7 @@ def packages(session: Session, plan: HostPlan, step: PackagesStep) -> Commands:
     yield session.remote(
         install_script(call, release, f"packages {step.name}"),
         timeout=step.timeout,
-        doing=f"installing {', '.join(step.pins)}",
+        doing=f"installing {', '.join(step.wanted)}",
     )
     session.forget(Releases)
 

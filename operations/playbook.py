@@ -84,12 +84,7 @@ def apply_playbook(path: str) -> None:
         state.fail_hosts({host})
         return
     for name, call in host.loop(list(_calls(session, plan, plan.playbook, settings.keep_releases))):
-        _run(session, name, call)
-
-
-def _run(session: Session, name: str, call: Callable[..., Any]) -> None:
-    session.step = name
-    call(name=name)
+        call(name=name)
 
 
 def _calls(session: Session, plan: HostPlan, playbook: Playbook, keep: int) -> Iterator[Call]:

@@ -333,7 +333,9 @@ def _processed(cls: type[FactBase[Any]], part: survey.PartOutput | None) -> Any:
     if part.exit_code != 0:
         return HostFault(f"{cls.__name__}: reading it ended with exit status {part.exit_code}")
     try:
-        return cls().process(list(part.lines)) if part.lines else cls().default()
+        # pyinfra itself never hands an empty output to `process`; a fact says by its default what that means.
+        default = cls().default()
+        return default if not part.lines and default is not None else cls().process(list(part.lines))
     except FactProcessError as error:
         return HostFault(f"{cls.__name__}: {error}")
     except (ValueError, KeyError, IndexError, TypeError) as error:

@@ -11,7 +11,7 @@ from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import HostFault, Session
 
-_DEFAULT_UV = "0.9.0"
+_DEFAULT_UV = "0.13.9"
 
 
 def uv_path(step: VenvStep, layout: Layout) -> str:
@@ -41,13 +41,14 @@ def installer_tool(session: Session, plan: HostPlan, step: VenvStep) -> Commands
     tool = session.layout.tool(name)
     staging = f"{tool}.new"
     index = words("--index-url", step.index_url) if step.index_url else ""
+    trusted = " ".join(words("--trusted-host", host) for host in step.trusted_hosts)
     yield session.remote(
         script(
             f"rm -rf {words(staging)} && mkdir -p {words(session.layout.tool(''))}",
             # The venv brings pip; only uv's own binary is used afterwards, and that one doesn't mind being moved.
             f"{words(_interpreter(plan), '-m', 'venv', staging)}",
             f"{words(f'{staging}/bin/python', '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check')} "
-            f"--retries 3 {index} {words(name.replace('-', '=='))}",
+            f"--retries 3 {index} {trusted} {words(name.replace('-', '=='))}",
             f"rm -rf {words(tool)} && mv {words(staging, tool)}",
         ),
         timeout=900,

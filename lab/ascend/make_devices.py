@@ -1,4 +1,5 @@
 #!/usr/bin/python3 -IS
+# mypy: ignore-errors
 """Makes the simulated device nodes and lock files at boot (a container's /dev and /run are empty each time)."""
 
 import grp

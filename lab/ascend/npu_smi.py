@@ -1,4 +1,5 @@
 #!/usr/bin/python3 -IS
+# mypy: ignore-errors
 """Stand-in for ``npu-smi``: answers from /etc/lmcache-fleet-lab/hardware.json and from what holds the devices.
 
 Only the standard library and no project import: this file is copied into hosts as it is. What it prints follows the
@@ -25,9 +26,9 @@ class Answer(SystemExit):
     """Ends the program with the status a real tool would give."""
 
 
-def fail(lines, status, stream=sys.stdout):
+def fail(lines, status, stream=None):
     """Prints and ends."""
-    stream.write("".join(line + "\n" for line in lines))
+    (stream or sys.stdout).write("".join(line + "\n" for line in lines))
     raise Answer(status)
 
 
@@ -355,7 +356,7 @@ def mapping(machine):
 
 def listing(machine):
     """``info -l``."""
-    out = pairs([("Card Count", len(machine.chips["ids"]))])
+    out = pairs([("Total Count", len(machine.chips["ids"]))])
     for npu in machine.chips["ids"]:
         out += ["", *pairs([("NPU ID", npu), ("Product Name", machine.chips["product"]), ("Serial Number", "LAB0000")])]
         out += pairs([("Chip Count", machine.dies)])
@@ -406,7 +407,7 @@ def check_access(data):
         fail(lines, 255)
 
 
-def main(words):
+def main(words: "list[str]") -> int:
     with open(STATE, encoding="utf-8") as handle:
         data = json.load(handle)
     if words in (["-v"], ["--version"]):

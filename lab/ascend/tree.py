@@ -158,8 +158,8 @@ def _toolkit(ascend: Path, toolkit: Toolkit, arch: str) -> None:
         _write(base / "lib64" / library, shared_object(arch, library, functions), 0o755)
     # the driver's library as a build without a driver gets it
     _write(base / "devlib/libascend_hal.so", shared_object(arch, "libascend_hal.so", _HAL), 0o755)
-    _write(base / "include/acl/acl.h", "#pragma once\n#define ACL_SUCCESS 0\nextern \"C\" int aclInit(const char *);\n")
-    _write(base / "include/hixl/hixl.h", "#pragma once\nextern \"C\" int HixlCreate();\n")
+    _write(base / "include/acl/acl.h", '#pragma once\n#define ACL_SUCCESS 0\nextern "C" int aclInit(const char *);\n')
+    _write(base / "include/hixl/hixl.h", '#pragma once\nextern "C" int HixlCreate();\n')
     new = tuple(int(part) for part in version.split(".")[:2]) >= (9, 1)
     # since 9.1 the header that rt_external.h wants is only found from pkg_inc, one level above the directory that
     # older build files list
@@ -189,7 +189,10 @@ def _nnal(ascend: Path, version: str, arch: str) -> None:
     _write(real / "set_env.sh", _atb_script("."), 0o755)
     text = f"Ascend-cann-atb : {version}\nAscend-cann-atb Version : {version}.B150\nbranch : lab\n"
     _write(atb / version / "version.info", text)
-    _write(atb / version / "ascend_nnal_install.info", _info("nnal", version, arch, f"/usr/local/Ascend/nnal/atb/{version}"))
+    _write(
+        atb / version / "ascend_nnal_install.info",
+        _info("nnal", version, arch, f"/usr/local/Ascend/nnal/atb/{version}"),
+    )
     for abi in (0, 1):
         functions = ["AtbCreateContext", f"AtbAbi{abi}"]
         _write(real / f"cxx_abi_{abi}/lib/libatb.so", shared_object(arch, "libatb.so", functions), 0o755)
@@ -224,7 +227,9 @@ def _driver(root: Path, ascend: Path, profile: Profile, arch: str) -> None:
         "Driver_Install_Path_Param=/usr/local/Ascend\nDriver_Install_For_All=yes\nDriver_Install_Mode=normal\n"
         "Firmware_Install_Type=full\nFirmware_Install_Path_Param=/usr/local/Ascend\n",
     )
-    addresses = "".join(f"address_{n}=192.0.2.{n + 10}\nnetmask_{n}=255.255.255.0\n" for n in range(len(profile.chips.ids)))
+    addresses = "".join(
+        f"address_{n}=192.0.2.{n + 10}\nnetmask_{n}=255.255.255.0\n" for n in range(len(profile.chips.ids))
+    )
     _write(root / "etc/hccn.conf", addresses)
 
 

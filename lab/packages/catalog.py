@@ -111,6 +111,10 @@ def distributions(arch: str) -> list[Dist]:
             "vllm-ascend", "0.23.0", "vllm_ascend", _VLLM_ASCEND,
             native=True, entry_points=_PLUGINS, requires_python=">=3.10,<3.13",
         ),
+        # the real 0.5.6 needs the real torch for its server and its connector, and there is no patch to replace them
+        Dist(
+            "lmcache", "0.5.6", "lmcache_mp", entry_points="[console_scripts]\nlmcache = lmcache.cli.main:main\n"
+        ),
         Dist("lab-extra", "1.0", "lab_extra"),
         Dist("lab-extra", "1.1", "lab_extra"),
     ]  # fmt: skip

@@ -47,11 +47,19 @@ def files(repository: str) -> dict[str, bytes]:
     vocab = {text: number for number, text in enumerate(special)}
     vocab.update({letter: _FIRST_BYTE + byte for byte, letter in enumerate(_byte_letters())})
     added = [
-        {"id": n, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        {
+            "id": n,
+            "content": text,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
         for n, text in enumerate(special)
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    tokenizer = {
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -64,7 +72,9 @@ def files(repository: str) -> dict[str, bytes]:
                   "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": []},
     }  # fmt: skip
     weights = hashlib.sha256(repository.encode()).digest() * 32
-    header = json.dumps({"lab.weight": {"dtype": "U8", "shape": [len(weights)], "data_offsets": [0, len(weights)]}}).encode()
+    header = json.dumps(
+        {"lab.weight": {"dtype": "U8", "shape": [len(weights)], "data_offsets": [0, len(weights)]}}
+    ).encode()
     header += b" " * (-len(header) % 8)
 
     def text(data: object) -> bytes:

@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab.shell import LabError
 
 HERE = Path(__file__).resolve().parent
 _DATE = 1785000000  # any fixed moment; each commit is a day later than the one before
+_NOT_IN_MP_LINE = ("lmcache_ascend/integration", "lmcache_ascend/standin")
 _IDENTITY = {
     "GIT_AUTHOR_NAME": "Lab",
     "GIT_AUTHOR_EMAIL": "lab@example.invalid",
@@ -66,9 +68,13 @@ class _Repository:
         self.git("commit", "--quiet", "--allow-empty", f"--message={message}")
         return self.git("rev-parse", "HEAD")
 
-    def commit_with_submodules(self, message: str, trees: list[Path], submodules: dict[str, str]) -> str:
-        """The same with gitlinks: path -> commit."""
+    def commit_with_submodules(
+        self, message: str, trees: list[Path], submodules: dict[str, str], drop: Sequence[str] = ()
+    ) -> str:
+        """The same with gitlinks (path -> commit), and without the paths in *drop*."""
         self.commit(message, trees)
+        if drop:
+            self.git("rm", "-r", "--quiet", "--", *drop)
         for path, commit in submodules.items():
             self.git("update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
         self.git("commit", "--quiet", "--amend", f"--message={message}")
@@ -86,8 +92,8 @@ class _Repository:
 def build(out: Path) -> dict[str, str]:
     """Writes the repositories below *out*; gives the commit ids by name.
 
-    ``LMCache/LMCache-Ascend.git`` has the tags v0.4.3 and v0.4.4 and the branch dsv4_support_045; its submodules lie
-    beside it. The same repositories are reachable without ``LMCache/``.
+    ``LMCache/LMCache-Ascend.git`` has the tags v0.4.3, v0.4.4 and v0.5.6 and the branch dsv4_support_045; its
+    submodules lie beside it. The same repositories are reachable without ``LMCache/``.
     """
     commits: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -116,12 +122,20 @@ def build(out: Path) -> dict[str, str]:
                 "third_party/kvcache-ops": commits["kvcache-ops-new"],
                 "third_party/hcomm": commits["hcomm-9.1.0"],
             },
+            "v0.5.6": {
+                "third_party/kvcache-ops": commits["kvcache-ops-new"],
+                "third_party/hcomm": commits["hcomm-9.1.0"],
+            },
         }
         for line, submodules in lines.items():
-            if not line.startswith("v"):
+            if line == "v0.5.6":
+                main.git("checkout", "--quiet", "main")
+            elif not line.startswith("v"):
                 main.git("checkout", "--quiet", "-b", line)
             trees = [base, HERE / "lmcache_ascend" / line]
-            commits[line] = main.commit_with_submodules(f"LMCache-Ascend stand-in {line}", trees, submodules)
+            drop = _NOT_IN_MP_LINE if line == "v0.5.6" else ()
+            message = f"LMCache-Ascend stand-in {line}"
+            commits[line] = main.commit_with_submodules(message, trees, submodules, drop)
             if line.startswith("v"):
                 main.git("tag", "--annotate", line, f"--message={line}")
         main.git("checkout", "--quiet", "main")

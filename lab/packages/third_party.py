@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lab.shell import LabError
@@ -65,7 +65,16 @@ def fetch(cache: Path, say: Say = print) -> list[Path]:
         say(f"lab index: fetching real packages for Python {minor} on {arch} (once)")
         tags = [f"--platform=manylinux_2_{n}_{arch}" for n in _GLIBC]
         tags += [f"--platform=manylinux2014_{arch}", f"--platform=linux_{arch}"]
-        pip = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", where]
+        pip: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--dest",
+            where,
+        ]
         _run([*pip, "--only-binary=:all:", f"--python-version={minor}", "--implementation=cp", *tags, "-r", LIST])
         env = {**os.environ, "NO_CUDA_EXT": "1", "NO_NATIVE_EXT": "1"}
         for version in LMCACHE_SOURCES:
@@ -85,13 +94,21 @@ def lmcache_wheel(cache: Path, source: Path, say: Say = print) -> Path:
         say(f"lab index: building lmcache {version} without its native part")
         env = {**os.environ, "NO_CUDA_EXT": "1", "NO_NATIVE_EXT": "1"}
         python = build_env(cache, say)
-        command = [python, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         _run([*command, "--no-build-isolation", "--wheel-dir", out, source], env)
         found = sorted(out.glob(f"lmcache-{version}-*.whl"))
     return found[0]
 
 
-def _run(argv: list[str | Path], env: dict[str, str] | None = None) -> None:
+def _run(argv: Sequence[str | Path], env: dict[str, str] | None = None) -> None:
     result = subprocess.run([str(arg) for arg in argv], capture_output=True, text=True, check=False, env=env)
     if result.returncode != 0:
         words = (result.stdout + result.stderr).strip().splitlines()[-12:]

@@ -60,7 +60,9 @@ def write_wheel(
     pure = "true" if tag.endswith("-any") else "false"
     content = dict(files)
     content[f"{info}/METADATA"] = ("\n".join(metadata) + "\n").encode()
-    content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: lmcache-fleet lab\nRoot-Is-Purelib: {pure}\nTag: {tag}\n".encode()
+    content[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: lmcache-fleet lab\nRoot-Is-Purelib: {pure}\nTag: {tag}\n".encode()
+    )
     if entry_points:
         content[f"{info}/entry_points.txt"] = entry_points.encode()
     record = "".join(f"{path},sha256={_hash(data)},{len(data)}\n" for path, data in content.items())
@@ -85,7 +87,7 @@ def add_files(source: Path, out: Path, files: Mapping[str, bytes], tag: str) -> 
     content.pop(f"{info}/RECORD")
     content.update(files)
     old = content[f"{info}/WHEEL"].decode().splitlines()
-    new = [line for line in old if not line.startswith(("Tag:", "Root-Is-Purelib:"))]
+    new = [line for line in old if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
     content[f"{info}/WHEEL"] = ("\n".join([*new, "Root-Is-Purelib: false", f"Tag: {tag}"]) + "\n").encode()
     record = "".join(f"{path},sha256={_hash(data)},{len(data)}\n" for path, data in content.items())
     base = "-".join(source.name.split("-")[:2])

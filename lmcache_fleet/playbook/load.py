@@ -63,7 +63,7 @@ def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: 
         InputError: an override names no variable, a template fails, or a value is not of the schema.
     """
     raw_vars = document.data.get("vars") or {}
-    unknown = [name for name in given if name not in raw_vars]
+    unknown = [name for name in given if name not in raw_vars and name not in _sibling_variables(document.file)]
     if unknown:
         raise InputError(
             [
@@ -74,13 +74,28 @@ def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: 
             ]
         )
     built_in = {"arch": arch, "prefix": prefix, "host": host}
-    variables = render_variables(raw_vars, {**built_in, **given}, document)
+    relevant = {name: value for name, value in given.items() if name in raw_vars}
+    variables = render_variables(raw_vars, {**built_in, **relevant}, document)
     body = {key: value for key, value in document.data.items() if key != "vars"}
     rendered = render(body, variables, document)
     try:
         return Playbook.model_validate({**rendered, "vars": {name: variables[name] for name in raw_vars}})
     except ValidationError as error:
         raise InputError([_problem(document, detail) for detail in error.errors(include_url=False)]) from error
+
+
+@lru_cache(maxsize=16)
+def _sibling_variables(file: str) -> frozenset[str]:
+    """Variables of all playbooks beside this one: an inventory serves several, so theirs are no slips of the pen."""
+    names: set[str] = set()
+    for path in sorted(Path(file).parent.glob("*.yaml")):
+        try:
+            data = read_document(path).data
+        except InputError:
+            continue
+        variables = data.get("vars") if isinstance(data, dict) else None
+        names |= set(variables) if isinstance(variables, dict) else set()
+    return frozenset(names)
 
 
 def check_document(document: Document, given: Mapping[str, Any] | None = None) -> Playbook:

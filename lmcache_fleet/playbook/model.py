@@ -22,9 +22,14 @@ class StrictModel(BaseModel):
 
 def _check_requirement(text: str) -> str:
     try:
-        requirement = Requirement(text)
+        Requirement(text)
     except InvalidRequirement as error:
         raise ValueError(f"not a requirement: {error}") from error
+    return text
+
+
+def _check_pin(text: str) -> str:
+    requirement = Requirement(_check_requirement(text))
     exact = [spec for spec in requirement.specifier if spec.operator in {"==", "==="} and not spec.version.endswith("*")]
     if requirement.url is None and not exact:
         raise ValueError(f"pin it exactly, as in '{requirement.name}==1.2.3'")
@@ -71,10 +76,11 @@ def _check_argument(text: str) -> str:
 
 def _number_as_text(value: Any) -> Any:
     # YAML reads `port: 8000` as a number; where a text is wanted the same digits serve.
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 Requirement_ = Annotated[str, AfterValidator(_check_requirement)]
+Pin = Annotated[str, AfterValidator(_check_pin)]
 VersionCondition = Annotated[str, AfterValidator(_check_specifier)]
 Regex = Annotated[str, AfterValidator(_check_regex)]
 PlainName = Annotated[str, AfterValidator(_check_plain_name)]
@@ -152,6 +158,7 @@ class VenvStep(StepBase):
     interpreter: AbsolutePath | None = Field(default=None, description="use this interpreter; found by version if not given")
     uv: str | None = Field(default=None, description="version of uv put on the host, or an absolute path to one there")
     index_url: Argument | None = Field(default=None, description="where uv itself is fetched from")
+    trusted_hosts: list[Argument] = Field(default=[], description="hosts to which plain http is good enough")
     system_site_packages: bool = False
 
 
@@ -160,10 +167,12 @@ class PackagesStep(StepBase):
 
     kind: Literal["packages"] = "packages"
     name: PlainName
-    pins: list[Requirement_] = Field(min_length=1)
+    pins: list[Pin] = Field(default=[], description="exact versions")
+    present: list[Requirement_] = Field(default=[], description="any version that fits will do, one already there first")
     index_url: Argument | None = None
     extra_index_urls: list[Argument] = []
     find_links: list[Argument] = []
+    trusted_hosts: list[Argument] = Field(default=[], description="hosts to which plain http or any certificate is good enough")
     no_index: bool = False
     index_strategy: Literal["first-index", "unsafe-first-match", "unsafe-best-match"] | None = None
     pre: bool = False
@@ -183,6 +192,19 @@ class PackagesStep(StepBase):
     require_hashes: bool = False
     hashes: dict[str, list[str]] = Field(default={}, description="pin → allowed hashes, as 'sha256:…'")
     compile_bytecode: bool = False
+
+    @model_validator(mode="after")
+    def _something_wanted(self) -> PackagesStep:
+        if not self.pins and not self.present:
+            raise ValueError("give pins, or present")
+        if (self.owns or self.wheel_tag) and not self.pins:
+            raise ValueError("owns and wheel_tag speak of the first pin, and there is none")
+        return self
+
+    @property
+    def wanted(self) -> list[str]:
+        """All that the installer is asked for."""
+        return [*self.pins, *self.present]
 
     @property
     def owner(self) -> str:

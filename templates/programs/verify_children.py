@@ -90,6 +90,13 @@ def title_of(pid: int) -> str:
     return "python"
 
 
+def is_resource_tracker(pid: int) -> bool:
+    """Whether a process is multiprocessing's resource tracker."""
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def mapped_shared_memory(pids: Sequence[int]) -> set[Path]:
     """Files in /dev/shm that processes have mapped."""
     found = set()
@@ -187,9 +194,10 @@ class Nursery:
             # The leader first and alone: it takes its own children down in order, which keeps the log clean.
             child.process.terminate()
             killed = not self._gone(child.process, self.stop_s)
-        self._signal(child, members, signal.SIGTERM)
-        if not self._all_gone(members, 2.0 if not killed else 0.5):
-            self._signal(child, members, signal.SIGKILL)
+        if not killed:
+            self._signal(child, members, signal.SIGTERM)
+        if killed or not self._all_gone(members, 2.0):
+            self._kill(child, members)
         code = child.process.wait(timeout=10)
         self._all_gone(members, 5.0)
         child.exit = Exit(code, asked, killed)
@@ -221,6 +229,15 @@ class Nursery:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def _kill(self, child: Child, members: Sequence[int]) -> None:
+        """Kill what is left, Python's resource trackers last: they end by themselves, and remove leaked semaphores."""
+        for pid in [*members, *child.processes()]:
+            if not is_resource_tracker(pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        if not self._all_gone(members, 3.0):
+            self._signal(child, members, signal.SIGKILL)
 
     @staticmethod
     def _signal(child: Child, members: Sequence[int], number: signal.Signals) -> None:

@@ -31,6 +31,7 @@ class Answer:
     Args:
         prompt_tokens: as the engine counted them.
         output: token ids; the text in a list where the engine gives no ids.
+        logprobs: at each position the likeliest token ids and their log probabilities.
         ttft_ms: time to the first piece of output.
         total_ms: time to its end.
         cached_tokens: as the engine counted them; None when it doesn't.
@@ -38,6 +39,7 @@ class Answer:
 
     prompt_tokens: int | None = None
     output: list[int | str] = field(default_factory=list)
+    logprobs: list[dict[str, float]] = field(default_factory=list)
     ttft_ms: float | None = None
     total_ms: float | None = None
     cached_tokens: int | None = None
@@ -136,6 +138,7 @@ def complete(
     max_tokens: int,
     timeout: float,
     request_id: str,
+    logprobs: int = 0,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
     """One greedy completion of a prompt of token ids, streamed.
@@ -143,7 +146,7 @@ def complete(
     Raises:
         RequestFailed: refused, broken off or too late.
     """
-    body = {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": list(prompt),
         "max_tokens": max_tokens,
@@ -152,16 +155,33 @@ def complete(
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
     }
+    if logprobs:
+        body["logprobs"] = logprobs
     sent = {"Content-Type": "application/json", "X-Request-Id": request_id, **(headers or {})}
-    connection, path = _connect(f"{url}/v1/completions", timeout)
+    status, said, answer = _post_stream(f"{url}/v1/completions", body, sent, timeout)
+    if status == 400 and "logprob" in said:
+        # An engine may be set to give none.
+        body.pop("logprobs", None)
+        status, said, answer = _post_stream(f"{url}/v1/completions", body, sent, timeout)
+    if answer is None:
+        raise RequestFailed(f"HTTP {status}: {said}")
+    return answer
+
+
+def _post_stream(
+    url: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout: float
+) -> tuple[int, str, Answer | None]:
+    """Status, what a refusal says, and the answer when it was none."""
+    connection, path = _connect(url, timeout)
     start = time.monotonic()
     try:
-        connection.request("POST", path, body=json.dumps(body), headers=sent)
+        connection.request("POST", path, body=json.dumps(body), headers=dict(headers))
         response = connection.getresponse()
         if response.status != 200:
-            raise RequestFailed(f"HTTP {response.status}: {response.read(400).decode('utf-8', 'replace')}")
-        return _read_stream(response, start, timeout)
+            return response.status, response.read(400).decode("utf-8", "replace"), None
+        return 200, "", _read_stream(response, start, timeout)
     except (OSError, http.client.HTTPException) as error:
         raise RequestFailed(f"{url}: {error or type(error).__name__}") from error
     finally:
@@ -186,6 +206,7 @@ def _read_stream(response: http.client.HTTPResponse, start: float, timeout: floa
             if answer.ttft_ms is None:
                 answer.ttft_ms = round(now, 1)
             ids.extend(choice.get("token_ids") or [])
+            answer.logprobs.extend(_likely(choice.get("logprobs")))
             text += choice.get("text") or ""
         _read_usage(event.get("usage"), answer)
     answer.total_ms = round((time.monotonic() - start) * 1000, 1)
@@ -203,6 +224,16 @@ def _event(data: bytes) -> dict[str, Any]:
     if not isinstance(event, dict) or "error" in event:
         raise RequestFailed(f"the engine says: {data[:300].decode('utf-8', 'replace').strip()}")
     return event
+
+
+def _likely(logprobs: Any) -> list[dict[str, float]]:
+    """The likeliest token ids of each position."""
+    if not isinstance(logprobs, dict):
+        return []
+    found = []
+    for likely in logprobs.get("top_logprobs") or []:
+        found.append({str(k).removeprefix("token_id:"): round(float(v), 4) for k, v in (likely or {}).items()})
+    return found
 
 
 def _read_usage(usage: Any, answer: Answer) -> None:

@@ -42,12 +42,15 @@ class Prompt:
     """What is asked.
 
     Args:
-        tokens: prompt length; four chunks and a bit when left out.
+        tokens: prompt length; when left out four chunks and nine tokens, so few that the engine's own prefix cache and
+            LMCache cover the same part of it, whatever the engine's block size.
         max_tokens: tokens to generate.
         seed: fixes the tokens together with the nonce.
         nonce: makes them unique to a run; drawn when left out, and written to the evidence.
         token_ids: lowest and one above the highest token id to use; the middle half of the model's vocabulary when left
             out, which keeps clear of single bytes and special tokens.
+        logprobs: alternatives to ask for at each position, to tell a tie from a fault; when left out 5 in inprocess
+            mode and 0 else: vLLM compiles a kernel for it on first use, and a service should not wait for that.
     """
 
     tokens: int | None = None
@@ -55,6 +58,7 @@ class Prompt:
     seed: int = 0
     nonce: str | None = None
     token_ids: list[int] | None = None
+    logprobs: int | None = None
 
 
 @dataclass
@@ -188,7 +192,7 @@ class Config:
 
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
-        return self.prompt.tokens if self.prompt.tokens is not None else 4 * self.chunk_size + 17
+        return self.prompt.tokens if self.prompt.tokens is not None else 4 * self.chunk_size + 9
 
     def prompt_ids(self, purpose: str) -> list[int]:
         """Token ids of a prompt: the same for the same seed, nonce and purpose."""
@@ -293,6 +297,8 @@ def parse(value: Any) -> Config:
     expect.connector_class = expect.connector_class or config.connector.get("kv_connector")
     expect.connector_module = expect.connector_module or config.connector.get("kv_connector_module_path")
     expect.hash_seed = expect.hash_seed or ("advised" if config.mode == "mp" else "required")
+    if config.prompt.logprobs is None:
+        config.prompt.logprobs = 5 if config.mode == "inprocess" else 0
     config.prompt.nonce = config.prompt.nonce or secrets.token_hex(8)
     return config
 

@@ -89,12 +89,28 @@ def measured(llm: Any, phase: str, params: Any) -> dict[str, Any]:
         "phase": phase,
         "prompt_tokens": len(output.prompt_token_ids or []) or None,
         "output": list(output.outputs[0].token_ids),
+        "logprobs": likely(output.outputs[0]),
         "ttft_ms": round(latency * 1000 if latency else total, 1),
         "total_ms": round(total, 1),
         "external_hits": difference(before, after, "vllm:external_prefix_cache_hits"),
         "local_hits": difference(before, after, "vllm:prefix_cache_hits"),
         "cached_tokens": getattr(output, "num_cached_tokens", None),
     }
+
+
+def likely(output: Any) -> list[dict[str, float]]:
+    """The likeliest tokens of each position; empty where the engine gives none."""
+    positions = getattr(output, "logprobs", None) or []
+    return [{str(token): round(float(value.logprob), 4) for token, value in at.items()} for at in positions]
+
+
+def sampling() -> Any:
+    """Greedy sampling, with as much asked for as this engine knows."""
+    greedy = {"temperature": 0, "max_tokens": PLAN["max_tokens"]}
+    try:
+        return vllm.SamplingParams(**greedy, ignore_eos=True, logprobs=PLAN["logprobs"])
+    except TypeError:
+        return vllm.SamplingParams(**greedy)
 
 
 def save(result: dict[str, Any]) -> None:
@@ -119,7 +135,7 @@ def main() -> None:
     result["connector"] = connector_of(PLAN["connector"])
     save(result)
     llm = vllm.LLM(model=PLAN["model"], kv_transfer_config=transfer, **PLAN["options"])
-    params = vllm.SamplingParams(temperature=0, max_tokens=PLAN["max_tokens"], ignore_eos=True)
+    params = sampling()
     print(MARK, "warm-up", flush=True)
     ask(llm, PLAN["warm_up_ids"], params)
     result["device"] = device_of(PLAN["device"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import verify_client as client
-from verify_children import Child, Nursery, descendants, environment_of, free_port, title_of
+from verify_children import Child, Nursery, descendants, environment_of, free_port, is_resource_tracker, title_of
 from verify_config import Config
 
 from lmcache_fleet.evidence import Evidence, Incident, Request
@@ -87,14 +87,8 @@ class Run:
         """Record the hash seed of a child's processes while they run."""
         for pid in child.processes():
             env = environment_of(pid)
-            if env is not None and "resource_tracker" not in _command_of(pid):
+            if env is not None and not is_resource_tracker(pid):
                 self.evidence.hash_seeds[f"{child.name}/{title_of(pid)}"] = env.get("PYTHONHASHSEED")
-
-
-def _command_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
-    return ""
 
 
 def last_line(text: str) -> str:
@@ -215,12 +209,14 @@ def ask(run: Run, target: Target, phase: str, purpose: str = "measured") -> Requ
             max_tokens=config.prompt.max_tokens,
             timeout=config.limits.request_s,
             request_id=request_id,
+            logprobs=config.prompt.logprobs or 0,
             headers=target.headers,
         )
     except client.RequestFailed as error:
         raise PhaseFailed("request-failed", phase, str(error)) from error
-    request = Request(phase, answer.prompt_tokens or len(ids), answer.output, answer.ttft_ms, answer.total_ms)
-    request.cached_tokens = answer.cached_tokens
+    request = Request(phase, answer.prompt_tokens or len(ids), answer.output)
+    request.ttft_ms, request.total_ms = answer.ttft_ms, answer.total_ms
+    request.cached_tokens, request.logprobs = answer.cached_tokens, answer.logprobs
     deadline = time.monotonic() + config.limits.settle_s
     while True:
         after = target.counters()
@@ -412,6 +408,8 @@ def run_mp(run: Run) -> None:
             warm_up(run, target, "warm-up")
         with run.timed("cold request"):
             run.evidence.requests.append(ask(run, target, "cold"))
+        with run.timed("same prefix, engine's own cache, for its output"):
+            run.evidence.requests.append(ask(run, target, "reference"))
         with run.timed("same prefix, engine's own cache emptied"):
             if not empty_engine_cache(run, target):
                 run.evidence.incidents.append(Incident("reset-failed", "hit", f"POST {target.url}/reset_prefix_cache"))
@@ -458,6 +456,7 @@ def _engine_process(run: Run, name: str, phases: list[str], warm_up_purpose: str
         "prompt_ids": config.prompt_ids("measured"),
         "warm_up_ids": config.prompt_ids(warm_up_purpose),
         "max_tokens": config.prompt.max_tokens,
+        "logprobs": config.prompt.logprobs or None,
         "settle_s": min(1.0, config.limits.settle_s),
         "device": config.expect.device,
         "result": str(result),
@@ -541,7 +540,12 @@ def run_service(run: Run) -> None:
         warm_up(run, target, "warm-up")
     with run.timed("cold request"):
         run.evidence.requests.append(ask(run, target, "cold"))
-    can_reset = empty_engine_cache(run, target) if service.reset == "auto" else None
+    can_reset = None
+    if service.reset == "auto" or service.restart_command is not None:
+        with run.timed("same prefix, engine's own cache, for its output"):
+            run.evidence.requests.append(ask(run, target, "reference"))
+    if service.reset == "auto":
+        can_reset = empty_engine_cache(run, target)
     if can_reset or service.restart_command is None:
         with run.timed("same prefix" + (", engine's own cache emptied" if can_reset else "")):
             run.evidence.requests.append(ask(run, target, "hit"))
@@ -594,7 +598,7 @@ def _note_service(run: Run) -> int | None:
     run.evidence.pids.append(pid)
     for process in [pid, *descendants(pid)]:
         env = environment_of(process)
-        if env is not None and "resource_tracker" not in _command_of(process):
+        if env is not None and not is_resource_tracker(process):
             run.evidence.hash_seeds[f"service/{title_of(process)}"] = env.get("PYTHONHASHSEED")
     if not run.evidence.hash_seeds:
         run.evidence.notes.append(f"environment of process {pid} is not readable: hash seed not judged")

@@ -116,8 +116,12 @@ def test_hosts_are_whole_machines_of_their_own(lab: RunningLab) -> None:
 
 
 def test_a_service_of_one_host_is_not_the_other_hosts(lab: RunningLab) -> None:
-    lab.ssh("h1", "sudo systemctl restart ssh dbus; sudo systemctl kill --kill-whom=all -s KILL console-getty")
-    assert lab.out("h2", "systemctl show -p NRestarts --value console-getty ssh | sort -u | grep .") == "0"
+    # A process of somebody else in a host's cgroups has no number there: the kernel shows 0.
+    strangers = "find /sys/fs/cgroup -name cgroup.procs -exec cat {} + | grep -cx 0 || true"
+    assert {lab.out(name, strangers) for name in lab.names} == {"0"}
+    before = lab.out("h2", "systemctl show -p MainPID ssh console-getty systemd-logind")
+    lab.ssh("h1", "sudo systemctl restart ssh systemd-logind console-getty")
+    assert lab.out("h2", "systemctl show -p MainPID ssh console-getty systemd-logind") == before
 
 
 def test_operator_needs_the_right_password(lab: RunningLab) -> None:
@@ -131,9 +135,13 @@ def test_up_again_changes_nothing(lab: RunningLab) -> None:
     before = {name: lab.host(name) for name in lab.names}
     lab.cli("up", "--hosts", "4", "--profile", before["h1"].profile)
     assert {name: lab.host(name) for name in lab.names} == before
-    answer = lab.cli("up", "--host", "h1=other", check=False)
+    answer = lab.cli("up", "--host", "h1=cpu", check=False)
     assert answer.returncode == 1
-    assert "reimage h1 --profile other" in answer.stderr
+    assert "reimage h1 --profile cpu" in answer.stderr
+    answer = lab.cli("up", "--host", "h9=no-such", check=False)
+    assert answer.returncode == 1
+    assert "no hardware profile 'no-such'; there are: cpu, none" in answer.stderr
+    assert "h9" not in lab.names
 
 
 def test_a_hardened_unit_starts(lab: RunningLab) -> None:
@@ -204,7 +212,7 @@ def test_a_host_reboots_and_powers_off_by_itself(lab: RunningLab) -> None:
     assert lab.host("h4").running
 
 
-@pytest.mark.parametrize("after", [0.4, 0.7, 1.0])
+@pytest.mark.parametrize("after", [0.5, 0.9])
 def test_a_killed_command_is_made_good_by_the_next(lab: RunningLab, after: float) -> None:
     argv = [sys.executable, "-m", "lab", "reimage", "h4", "--adopt"]
     with subprocess.Popen(argv, cwd=REPO, env=lab.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
@@ -265,16 +273,16 @@ def test_latency_can_be_added(lab: RunningLab) -> None:
         return time.monotonic() - begin
 
     connect()
-    faults.set_latency(lab.lab, "h1", 150)
+    faults.set_latency(lab.lab, "h1", 60)
     try:
-        assert 0.15 <= connect() < 0.5
+        assert 0.06 <= connect() < 0.5
         # Large segments and their checksums must survive the slow cable.
         lab.ssh("h1", "head -c 1M /dev/urandom > big; sha256sum < big > sum")
         big = subprocess.run([*lab.lab.ssh_argv("h1"), "cat big"], capture_output=True, check=True, timeout=60).stdout
         assert hashlib.sha256(big).hexdigest() == lab.out("h1", "cut -c1-64 sum")
     finally:
         faults.set_latency(lab.lab, "h1", 0)
-    assert connect() < 0.15
+    assert connect() < 0.06
 
 
 def test_a_host_with_a_disk_of_its_own_fills_up_and_forgets_what_was_not_synced(lab: RunningLab) -> None:
@@ -295,6 +303,25 @@ def test_a_host_with_a_disk_of_its_own_fills_up_and_forgets_what_was_not_synced(
         lab.lab.power_cut(["h5"])
 
 
+def test_down_finds_what_it_made_without_its_state(lab: RunningLab) -> None:
+    env = {**lab.env, "LMCACHE_FLEET_LAB_NAME": f"{lab.lab.paths.name}-2"}
+    paths = Paths(lab.lab.paths.cache, env["LMCACHE_FLEET_LAB_NAME"])
+    argv = [sys.executable, "-m", "lab"]
+    subprocess.run([*argv, "up", "--hosts", "1"], cwd=REPO, env=env, check=True, capture_output=True)
+    state = load(paths)
+    paths.state.unlink()
+    subprocess.run([*argv, "down"], cwd=REPO, env=env, check=True, capture_output=True)
+    assert not [line for line in processes() if f"--directory={paths.lab}/" in line]
+    links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+    assert state.bridge not in links
+    assert not list(Path("/run/netns").glob(f"lmf{state.slot}-*"))
+
+
+def processes() -> list[str]:
+    """The command lines of all processes."""
+    return subprocess.run(["ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def test_down_leaves_nothing_and_spares_a_stranger_with_a_recorded_pid(lab: RunningLab, tmp_path: Path) -> None:
     env = {**lab.env, "LMCACHE_FLEET_LAB_NAME": f"{lab.lab.paths.name}-2"}
     argv = [sys.executable, "-m", "lab"]
@@ -311,6 +338,8 @@ def test_down_leaves_nothing_and_spares_a_stranger_with_a_recorded_pid(lab: Runn
         assert stranger.poll() is None
         stranger.kill()
     assert not paths.state.exists()
+    disk = f"--directory={paths.lab}/"
+    assert not [line for line in processes() if disk in line]
     rest = Path("/proc/self/mounts").read_text() + "\n".join(map(str, Path("/run/netns").iterdir()))
     assert str(paths.lab) not in rest
     assert f"lmf{state.slot}-" not in rest

@@ -64,9 +64,7 @@ class ServerHandler(Handler):
             ServerHandler.chunks.update(fresh)
             ServerHandler.writes += len(fresh)
             if fresh:
-                say(
-                    f"\x1b[32;20m[2026-01-01 00:00:00,0] LMCache INFO:\x1b[0m Stored {len(fresh) * CHUNK} tokens in 0.1 s"
-                )
+                say(f"\x1b[32;20m[2026-01-01] LMCache INFO:\x1b[0m Stored {len(fresh) * CHUNK} tokens in 0.1 s")
         found = 0
         for key in keys:
             if key not in ServerHandler.chunks:
@@ -165,16 +163,11 @@ def run_engine(arguments: list[str]) -> None:
     given = options(arguments)
     EngineHandler.transfer = json.loads(given["--kv-transfer-config"])
     say("(APIServer pid=1) INFO non-default args: {}")
-    say(
-        f"(Worker pid=2) INFO Creating v1 connector with name: {EngineHandler.transfer['kv_connector']} and engine_id: 0"
-    )
-    say(
-        "LMCache INFO: Creating transfer context (device_type=cpu, mode=engine_driven) (a.py:1:lmcache.integration.x_connector)"
-    )
+    name = EngineHandler.transfer["kv_connector"]
+    say(f"(Worker pid=2) INFO Creating v1 connector with name: {name} and engine_id: 0")
+    say("LMCache INFO: Creating transfer context (device_type=cpu, mode=engine_driven) (a.py:1:lmcache.a_connector)")
     if FAULT == "degraded":
-        say(
-            "LMCache ERROR: RuntimeError: No supported cpu connector found. . System will operate in degraded mode (recompute)."
-        )
+        say("LMCache ERROR: No supported cpu connector found. . System will operate in degraded mode (recompute).")
     if FAULT == "hashseed":
         say("LMCache WARNING: Using builtin hash without PYTHONHASHSEED set. This may cause cache misses.")
     if FAULT == "stubborn":

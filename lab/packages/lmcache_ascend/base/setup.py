@@ -53,7 +53,8 @@ def environment_script(hixl: bool) -> Path:
     script = cann_home() / "set_env.sh" if hixl else cann_home() / ".." / "set_env.sh"
     if not script.exists():
         raise ValueError(
-            f"The file '{script}' is not found, please make sure environment variable 'ASCEND_HOME_PATH' is set correctly."
+            f"The file '{script}' is not found, please make sure environment variable 'ASCEND_HOME_PATH' "
+            "is set correctly."
         )
     return script
 
@@ -126,7 +127,9 @@ class CMakeBuild(build_ext):
             raise RuntimeError(
                 f"HCCL source path not found at {hcomm}. Please ensure the hcomm submodule is initialized and updated."
             )
-        asked = subprocess.run([sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=False)
+        asked = subprocess.run(
+            [sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=False
+        )
         if asked.returncode != 0:
             raise RuntimeError(f"CMake configuration failed: {asked.stderr.strip()}")
         import torch

@@ -1,4 +1,4 @@
-"""A stand-in for offline vLLM with an in-process LMCache whose tier is a directory (FAKE_STORE). FAKE_FAULT breaks it."""
+"""A stand-in for offline vLLM with an in-process LMCache whose tier is a directory, FAKE_STORE."""
 
 from __future__ import annotations
 

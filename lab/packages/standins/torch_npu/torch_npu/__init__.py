@@ -22,9 +22,7 @@ for _name in ("libhccl.so", "libascendcl.so", "libascend_hal.so"):
         _ctypes.CDLL(_name, mode=_ctypes.RTLD_GLOBAL)
     except OSError as _error:
         raise ImportError(str(_error)) from None
-_ctypes.CDLL(
-    str(_pathlib.Path(__file__).resolve().parent / "lib" / "libtorch_npu.so"), mode=_ctypes.RTLD_GLOBAL
-)
+_ctypes.CDLL(str(_pathlib.Path(__file__).resolve().parent / "lib" / "libtorch_npu.so"), mode=_ctypes.RTLD_GLOBAL)
 
 from torch_npu import npu  # noqa: E402
 from torch_npu.version import __version__  # noqa: E402

@@ -59,7 +59,7 @@ def current_device() -> int:
 
 def set_device(device: int | str) -> None:
     """Chooses a device."""
-    global _current  # noqa: PLW0603
+    global _current
     _init()
     index = int(str(device).rpartition(":")[2])
     if index >= device_count():
@@ -126,7 +126,7 @@ def is_initialized() -> bool:
 
 def _init() -> None:
     """What the runtime checks before the first use of a device."""
-    global _initialized  # noqa: PLW0603
+    global _initialized
     failure = hardware().get("npu_smi_failure")
     if failure:
         raise RuntimeError("npu initialization failed, error code is 507033: " + failure["lines"][-1])

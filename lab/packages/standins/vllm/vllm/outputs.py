@@ -5,6 +5,15 @@ from typing import Any
 
 
 @dataclass
+class Logprob:
+    """How likely a token was."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass
 class CompletionOutput:
     """One completion."""
 

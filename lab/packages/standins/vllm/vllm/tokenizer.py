@@ -38,9 +38,9 @@ def load(model: str) -> ByteTokenizer | FileTokenizer:
     file = Path(model) / "tokenizer.json"
     if file.exists():
         try:
-            from tokenizers import Tokenizer  # noqa: PLC0415 - optional
+            from tokenizers import Tokenizer
 
             return FileTokenizer(Tokenizer.from_file(str(file)))
-        except Exception:  # noqa: BLE001 - a tokenizer of another kind is no reason to stop
+        except Exception:
             return ByteTokenizer()
     return ByteTokenizer()

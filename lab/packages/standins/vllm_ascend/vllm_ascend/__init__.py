@@ -10,7 +10,7 @@ def register() -> str:
 
 def register_connector() -> None:
     """General plugin: makes the vendor's connectors known by name."""
-    from vllm_ascend.distributed import register_connectors  # noqa: PLC0415 - vllm is being loaded
+    from vllm_ascend.distributed import register_connectors
 
     register_connectors()
 

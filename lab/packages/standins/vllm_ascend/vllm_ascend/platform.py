@@ -11,6 +11,6 @@ class NPUPlatform:
 
     def make_worker(self, config: Any) -> Any:
         """The worker for one engine."""
-        from vllm_ascend.worker import NPUWorker  # noqa: PLC0415 - needs the device libraries
+        from vllm_ascend.worker import NPUWorker
 
         return NPUWorker(config)

@@ -20,7 +20,7 @@ class NPUWorker:
 
     def init_device(self) -> None:
         """The checks in the order in which the real worker meets them."""
-        import torch_npu  # noqa: PLC0415 - its error is the message
+        import torch_npu
 
         npu = torch_npu.npu
         if npu.is_initialized() and os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork") != "spawn":
@@ -56,12 +56,12 @@ class NPUWorker:
         """The vendor's kernels are compiled with triton at the first inference."""
         if self._checked:
             return
-        import triton.language as tl  # noqa: PLC0415 - as late as the real one
+        import triton.language as tl
 
         if not hasattr(tl, "constexpr_function"):
             raise AttributeError("module 'triton.language' has no attribute 'constexpr_function'")
         # compiled kernels are written below the working directory
-        os.makedirs("kernel_meta", exist_ok=True)  # noqa: PTH103 - the real message comes from os
+        os.makedirs("kernel_meta", exist_ok=True)
         self._checked = True
 
     def cache_bytes(self) -> int:
@@ -70,6 +70,6 @@ class NPUWorker:
 
     def release(self) -> None:
         """Gives the devices back."""
-        import torch_npu  # noqa: PLC0415
+        import torch_npu
 
         torch_npu.npu.release()

@@ -15,12 +15,14 @@ _config: Any = None
 
 def get_config() -> Any:
     """lmcache's own configuration, read once a process from its file or from the environment."""
-    global _config  # noqa: PLW0603
+    global _config
     if _config is None:
         kind = importlib.import_module("lmcache.v1.config").LMCacheEngineConfig
         file = os.environ.get("LMCACHE_CONFIG_FILE")
         if file is None:
-            logger.warning("No LMCache configuration file is set. Trying to read configurations from the environment variables.")
+            logger.warning(
+                "No LMCache configuration file is set. Trying to read configurations from the environment variables."
+            )
             _config = kind.from_env()
         else:
             logger.info("Loading LMCache config file %s", file)
@@ -50,13 +52,18 @@ class LMCacheConnectorV1Impl:
         self._may_load = transfer.kv_role != "kv_producer"
         try:
             self.engine = LMCacheEngineBuilder.get_or_create(ENGINE_NAME, self.config, metadata)
-        except Exception as error:  # noqa: BLE001 - the real manager catches everything too
+        except Exception as error:
             logger.error(
                 "Failed to initialize LMCacheManager components: %s. System will operate in degraded mode (recompute).",
                 "".join(traceback.format_exception(error)),
             )
         version = importlib.import_module("lmcache").__version__
-        logger.info("LMCache initialized for role %s with version %s, lmcache cache_engine metadata: %s", role, version, metadata)
+        logger.info(
+            "LMCache initialized for role %s with version %s, lmcache cache_engine metadata: %s",
+            role,
+            version,
+            metadata,
+        )
 
     def _alive(self) -> LMCacheEngine | None:
         return LMCacheEngineBuilder.get(ENGINE_NAME) if self.engine else None
@@ -71,7 +78,8 @@ class LMCacheConnectorV1Impl:
         if hit == request.num_tokens:
             need -= 1  # the last token is always computed
         logger.info(
-            "Reqid: %s, Total tokens %d, Inference Engine computed tokens: %d, LMCache hit tokens: %d, need to load: %d",
+            "Reqid: %s, Total tokens %d, Inference Engine computed tokens: %d, LMCache hit tokens: %d, "
+            "need to load: %d",
             request.request_id, request.num_tokens, num_computed_tokens, hit, max(need, 0),
         )  # fmt: skip
         request.lmcache_hit = hit

@@ -103,7 +103,9 @@ class LMCacheEngine:
         self.metadata = metadata
         logger.info("Creating LMCacheEngine with config: %s", config)
         self.database = TokenDatabase(config.chunk_size)
-        self.stats = dict.fromkeys(("num_store_requests", "num_stored_tokens", "num_retrieve_requests", "num_hit_tokens"), 0)
+        self.stats = dict.fromkeys(
+            ("num_store_requests", "num_stored_tokens", "num_retrieve_requests", "num_hit_tokens"), 0
+        )
         self.stats.update(num_lookup_requests=0, num_lookup_tokens=0, num_lookup_hits=0, local_cpu_evict_count=0)
         self._memory: OrderedDict[int, array.array] = OrderedDict()
         self._room = 0
@@ -175,7 +177,8 @@ class LMCacheEngine:
         logger.info(
             "[req_id=%s] Stored %d out of total %d tokens. size: %.4f GB, cost %.4f ms, throughput: %.4f GB/s; "
             "offload_time: %.4f ms, put_time: %.4f ms",
-            req_id, stored, len(tokens) - skip, gigabytes, cost * 1000, gigabytes / max(cost, 1e-9), cost * 900, cost * 100,
+            req_id, stored, len(tokens) - skip, gigabytes, cost * 1000, gigabytes / max(cost, 1e-9),
+            cost * 900, cost * 100,
         )  # fmt: skip
         self.stats["num_store_requests"] += 1
         self.stats["num_stored_tokens"] += stored

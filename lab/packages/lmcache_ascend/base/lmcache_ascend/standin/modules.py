@@ -40,10 +40,15 @@ def _extend_configuration() -> None:
         config._CONFIG_DEFINITIONS.setdefault(
             key, {"type": kind, "default": default, "env_converter": _to_bool if kind is bool else int}
         )
-    extras = (
-        "validate log_config get_extra_config_value get_lmcache_worker_ids get_lookup_server_worker_ids from_legacy "
-        "update_config_from_env"
-    ).split()
+    extras = [
+        "validate",
+        "log_config",
+        "get_extra_config_value",
+        "get_lmcache_worker_ids",
+        "get_lookup_server_worker_ids",
+        "from_legacy",
+        "update_config_from_env",
+    ]
     config.LMCacheEngineConfig = base.create_config_class(
         config_name="LMCacheEngineConfig",
         config_definitions=config._CONFIG_DEFINITIONS,

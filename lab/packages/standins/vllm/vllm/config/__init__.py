@@ -126,12 +126,14 @@ def load_model_config(
     """Finds the model on disk, or through the hub's own client, and reads its config.json."""
     path = Path(model)
     if not path.is_dir():
-        from huggingface_hub import snapshot_download  # noqa: PLC0415 - only for models that aren't on disk
+        from huggingface_hub import snapshot_download
 
         path = Path(snapshot_download(model))
     file = path / "config.json"
     if not file.exists():
-        raise ValueError(f"No config.json found in {path}: Invalid repository ID or local directory specified: {model!r}")
+        raise ValueError(
+            f"No config.json found in {path}: Invalid repository ID or local directory specified: {model!r}"
+        )
     hf = json.loads(file.read_text())
     limit = int(hf.get("max_position_embeddings", 32768))
     if max_model_len is not None and max_model_len > limit:

@@ -19,14 +19,49 @@ USED: dict[str, Any] = {
     "data_parallel_size": 1,
     "kv_transfer_config": None,
     "block_size": None,
+    "disable_log_stats": False,
 }
-IGNORED = """tokenizer tokenizer_mode skip_tokenizer_init revision tokenizer_revision seed swap_space cpu_offload_gb
-quantization max_num_seqs max_num_batched_tokens distributed_executor_backend disable_log_stats load_format
-kv_cache_dtype enable_chunked_prefill compilation_config additional_config speculative_config hf_overrides
-disable_custom_all_reduce max_seq_len_to_capture prefix_caching_hash_algo scheduling_policy async_scheduling
-enable_expert_parallel disable_hybrid_kv_cache_manager kv_offloading_size kv_offloading_backend download_dir
-limit_mm_per_prompt task runner enable_lora num_gpu_blocks_override kv_events_config max_logprobs
-generation_config enable_sleep_mode safetensors_load_strategy""".split()
+IGNORED = [
+    "tokenizer",
+    "tokenizer_mode",
+    "skip_tokenizer_init",
+    "revision",
+    "tokenizer_revision",
+    "seed",
+    "swap_space",
+    "cpu_offload_gb",
+    "quantization",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "distributed_executor_backend",
+    "load_format",
+    "kv_cache_dtype",
+    "enable_chunked_prefill",
+    "compilation_config",
+    "additional_config",
+    "speculative_config",
+    "hf_overrides",
+    "disable_custom_all_reduce",
+    "max_seq_len_to_capture",
+    "prefix_caching_hash_algo",
+    "scheduling_policy",
+    "async_scheduling",
+    "enable_expert_parallel",
+    "disable_hybrid_kv_cache_manager",
+    "kv_offloading_size",
+    "kv_offloading_backend",
+    "download_dir",
+    "limit_mm_per_prompt",
+    "task",
+    "runner",
+    "enable_lora",
+    "num_gpu_blocks_override",
+    "kv_events_config",
+    "max_logprobs",
+    "generation_config",
+    "enable_sleep_mode",
+    "safetensors_load_strategy",
+]
 
 
 def make_config(**given: Any) -> VllmConfig:

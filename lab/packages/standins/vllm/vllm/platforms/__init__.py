@@ -18,7 +18,7 @@ class UnspecifiedPlatform:
 
 def current() -> Any:
     """The platform, found at the first call."""
-    global _current  # noqa: PLW0603
+    global _current
     if _current is None:
         path = platform_class()
         if path is None:

@@ -36,7 +36,7 @@ def platform_class() -> str | None:
 
 def load_general_plugins() -> None:
     """Runs the general plugins once."""
-    global _loaded  # noqa: PLW0603
+    global _loaded
     if _loaded:
         return
     _loaded = True

@@ -1,8 +1,10 @@
 """The older name of the connector, with the three arguments that vLLM gives today."""
 
+import lmcache_ascend  # noqa: F401 - its import patches lmcache
+
+# isort: split
 from typing import TYPE_CHECKING, Any
 
-import lmcache_ascend  # noqa: F401 - its import patches lmcache
 from lmcache.integration.vllm.lmcache_connector_v1 import LMCacheConnectorV1Dynamic
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 

@@ -21,12 +21,39 @@ from vllm.version import __version__
 
 logger = init_logger("vllm.entrypoints.openai.api_server")
 
-SERVER = """uvicorn_log_level disable_uvicorn_access_log allow_credentials allowed_origins allowed_methods allowed_headers
-ssl_keyfile ssl_certfile root_path middleware chat_template response_role enable_auto_tool_choice tool_call_parser
-reasoning_parser max_log_len enable_log_requests disable_log_requests log_config_file disable_fastapi_docs
-lora_modules prompt_adapters return_tokens_as_token_ids api_server_count headless disable_frontend_multiprocessing
-h11_max_incomplete_event_size h11_max_header_count enable_server_load_tracking enable_force_include_usage
-shutdown_timeout""".split()
+SERVER = [
+    "uvicorn_log_level",
+    "disable_uvicorn_access_log",
+    "allow_credentials",
+    "allowed_origins",
+    "allowed_methods",
+    "allowed_headers",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "root_path",
+    "middleware",
+    "chat_template",
+    "response_role",
+    "enable_auto_tool_choice",
+    "tool_call_parser",
+    "reasoning_parser",
+    "max_log_len",
+    "enable_log_requests",
+    "disable_log_requests",
+    "log_config_file",
+    "disable_fastapi_docs",
+    "lora_modules",
+    "prompt_adapters",
+    "return_tokens_as_token_ids",
+    "api_server_count",
+    "headless",
+    "disable_frontend_multiprocessing",
+    "h11_max_incomplete_event_size",
+    "h11_max_header_count",
+    "enable_server_load_tracking",
+    "enable_force_include_usage",
+    "shutdown_timeout",
+]
 
 
 def _flag(name: str) -> list[str]:
@@ -61,7 +88,7 @@ def apply_config_file(words: list[str]) -> list[str]:
     """Puts the entries of a ``--config`` file before the other options, so that the command line wins."""
     if "--config" not in words:
         return words
-    import yaml  # noqa: PLC0415 - only with --config
+    import yaml
 
     at = words.index("--config")
     entries = yaml.safe_load(Path(words[at + 1]).read_text()) or {}
@@ -112,7 +139,9 @@ class Server:
         add("counter", "request_success_total", stats["finished"], finished)
         lines.append("# HELP vllm:time_to_first_token_seconds Stand-in.")
         lines.append("# TYPE vllm:time_to_first_token_seconds histogram")
-        lines.append(f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="{name}"}} {stats["finished"]}')
+        lines.append(
+            f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="{name}"}} {stats["finished"]}'
+        )
         lines.append(f"vllm:time_to_first_token_seconds_count{label} {stats['finished']}")
         lines.append(f"vllm:time_to_first_token_seconds_sum{label} {stats['ttft']}")
         if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
@@ -120,7 +149,7 @@ class Server:
                 inner = getattr(connector, "_lmcache_engine", None)
                 for metric, value in (getattr(inner, "metrics", dict)() or {}).items():
                     lines.append(f"# TYPE lmcache:{metric} counter")
-                    lines.append(f"lmcache:{metric}_total{{model_name=\"{name}\"}} {float(value)}")
+                    lines.append(f'lmcache:{metric}_total{{model_name="{name}"}} {float(value)}')
         return "\n".join(lines) + "\n"
 
 
@@ -136,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
             host, port = self.client_address[:2]
             sys.stdout.write(f'INFO:     {host}:{port} - "{self.requestline}" {args[1] if len(args) > 1 else ""}\n')
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server's name
+    def do_GET(self) -> None:
         """Queries."""
         path = self.path.partition("?")[0]
         shared = self.shared
@@ -158,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
         elif path != "/v1/models":
             self._json({"detail": "Not Found"}, 404)
 
-    def do_POST(self) -> None:  # noqa: N802 - http.server's name
+    def do_POST(self) -> None:
         """Commands."""
         length = int(self.headers.get("Content-Length") or 0)
         raw = self.rfile.read(length)
@@ -192,9 +221,13 @@ class Handler(BaseHTTPRequestHandler):
             self._error(400, str(error), "BadRequestError")
         except BrokenPipeError:
             self.close_connection = True
-        except Exception as error:  # noqa: BLE001 - whatever the engine died of
+        except Exception as error:
             self._error(500, f"EngineCore encountered an issue. {error}", "InternalServerError")
             self.shared.fatal.set()
+
+    def _request_id(self) -> str:
+        """The caller's own id, where one is given."""
+        return self.headers.get("X-Request-Id") or uuid.uuid4().hex
 
     def _allowed(self) -> bool:
         key = self.shared.args.api_key
@@ -222,14 +255,15 @@ class Handler(BaseHTTPRequestHandler):
     def _completions(self, body: dict[str, Any]) -> None:
         if self._known(body):
             tokens = self._tokens(body.get("prompt"))
-            number = f"cmpl-{uuid.uuid4().hex}"
+            number = f"cmpl-{self._request_id()}"
             request = self.shared.engine.new_request(tokens, body.get("max_tokens", 16), f"{number}-0")
+            request.logprobs = int(body.get("logprobs") or 0)
             self._answer(body, request, number, chat=False)
 
     def _chat(self, body: dict[str, Any]) -> None:
         if self._known(body):
             text = "".join(f"<|{m['role']}|>{m['content']}\n" for m in body["messages"]) + "<|assistant|>"
-            number = f"chatcmpl-{uuid.uuid4().hex}"
+            number = f"chatcmpl-{self._request_id()}"
             wanted = body.get("max_completion_tokens") or body.get("max_tokens", 16)
             request = self.shared.engine.new_request(self._tokens(text), wanted, number)
             self._answer(body, request, number, chat=True)
@@ -245,6 +279,7 @@ class Handler(BaseHTTPRequestHandler):
                 choice["message"] = {"role": "assistant", "content": decode(ids)}
             else:
                 choice["text"] = decode(ids)
+                choice["logprobs"] = self._logprobs(body, request, 0)
             if body.get("return_token_ids"):
                 choice["token_ids"], choice["prompt_token_ids"] = ids, request.prompt_token_ids
             self._json({**head, "choices": [choice], "usage": self._usage(request)})
@@ -265,6 +300,8 @@ class Handler(BaseHTTPRequestHandler):
             last = count == request.max_tokens
             choice = {"index": 0, "logprobs": None, "finish_reason": "length" if last else None}
             choice.update({"delta": {"content": text}} if chat else {"text": text})
+            if request.likely:
+                choice["logprobs"] = self._logprobs(body, request, count - 1, count)
             if body.get("return_token_ids"):
                 choice["token_ids"] = [token]
             self._event({**head, "choices": [choice]})
@@ -272,6 +309,25 @@ class Handler(BaseHTTPRequestHandler):
         if (body.get("stream_options") or {}).get("include_usage"):
             self._event({**head, "choices": [], "usage": self._usage(request)})
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def _logprobs(
+        self, body: dict[str, Any], request: Request, start: int, end: int | None = None
+    ) -> dict[str, Any] | None:
+        """The likeliest tokens as the completions interface gives them."""
+        if not request.likely:
+            return None
+        as_ids = body.get("return_tokens_as_token_ids")
+
+        def name(token: int) -> str:
+            return f"token_id:{token}" if as_ids else self.shared.engine.tokenizer.decode([token])
+
+        rows = list(zip(request.output, request.likely, strict=False))[start:end]
+        return {
+            "tokens": [name(token) for token, _ in rows],
+            "token_logprobs": [likely[token] for token, likely in rows],
+            "top_logprobs": [{name(one): value for one, value in likely.items()} for _, likely in rows],
+            "text_offset": [],
+        }
 
     def _event(self, data: dict[str, Any]) -> None:
         self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")

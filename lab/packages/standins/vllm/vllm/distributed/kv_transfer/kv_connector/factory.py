@@ -40,6 +40,13 @@ class KVConnectorFactory:
             return found(config, role)
         return found(config, role, kv_cache_config)
 
+    @classmethod
+    def get_connector_class_by_name(cls, name: str) -> type[KVConnectorBase_V1]:
+        """The class of a registered connector."""
+        if name not in cls._registry:
+            raise ValueError(f"Connector '{name}' is not registered.")
+        return cls._registry[name]()
+
     @staticmethod
     def _external(name: str, path: str | None) -> type[KVConnectorBase_V1]:
         if not path:
@@ -60,3 +67,4 @@ class KVConnectorFactory:
 
 _HERE = "vllm.distributed.kv_transfer.kv_connector.v1"
 KVConnectorFactory.register_connector("LMCacheConnectorV1", f"{_HERE}.lmcache_connector", "LMCacheConnectorV1")
+KVConnectorFactory.register_connector("LMCacheMPConnector", f"{_HERE}.lmcache_mp_connector", "LMCacheMPConnector")

@@ -40,11 +40,11 @@ class LMCacheConnectorV1(KVConnectorBase_V1):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._lmcache_engine: Any
-        import lmcache  # noqa: PLC0415 - the connector is optional; a missing package is an error
+        import lmcache
 
         try:
-            from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl  # noqa: PLC0415
-        except Exception:  # noqa: BLE001 - the real lmcache can't be imported without the real torch
+            from lmcache.integration.vllm.vllm_v1_adapter import LMCacheConnectorV1Impl
+        except Exception:
             logger.debug("lmcache %s without a device patch: %s", lmcache.__version__, traceback.format_exc())
             self._lmcache_engine = _Degraded("RuntimeError: Unsupported device platform for LMCache engine.\n")
         else:
