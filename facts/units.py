@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from pyinfra.api import FactBase
 
+from lmcache_fleet.layout import STATE_DIRECTORY
+
 # Only these leave the host: an environment may hold secrets.
 _SHOWN = "LMCACHE_FLEET_RELEASE LMCACHE_FLEET_UNIT LMCACHE_FLEET_SECRETS PYTHONHASHSEED"
 
@@ -78,11 +80,13 @@ class ServiceAccount:
         exists: whether it is there.
         groups: groups that it is in.
         present_groups: those of the wanted groups that exist on the host.
+        state_owner: owner of the service's state directory; None when it isn't there.
     """
 
     exists: bool
     groups: tuple[str, ...] = ()
     present_groups: tuple[str, ...] = ()
+    state_owner: str | None = None
 
 
 class Account(FactBase[ServiceAccount]):
@@ -97,13 +101,19 @@ class Account(FactBase[ServiceAccount]):
         names = " ".join(shlex.quote(name) for name in groups)
         member = f"id -Gn -- {shlex.quote(user)} 2>/dev/null | tr ' ' '\\n' | sed 's/^/member\\t/'"
         present = f"for g in {names}; do getent group -- \"$g\" >/dev/null && printf 'group\\t%s\\n' \"$g\"; done" if groups else "true"
-        return f"{member}; {present}; true"
+        owner = f"stat -c 'owner\t%U' {shlex.quote(STATE_DIRECTORY)} 2>/dev/null"
+        return f"{member}; {present}; {owner}; true"
 
     def process(self, output: list[str]) -> ServiceAccount:
         """Read the command's output."""
         fields = [line.split("\t", 1) for line in output if "\t" in line]
         member = tuple(value for tag, value in fields if tag == "member" and value)
-        return ServiceAccount(bool(member), member, tuple(value for tag, value in fields if tag == "group"))
+        return ServiceAccount(
+            bool(member),
+            member,
+            tuple(value for tag, value in fields if tag == "group"),
+            next((value for tag, value in fields if tag == "owner"), None),
+        )
 
     @staticmethod
     def default() -> ServiceAccount:

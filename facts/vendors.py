@@ -9,7 +9,10 @@ from typing import Any
 from packaging.version import Version
 from pyinfra.api import FactBase
 
+from facts.ascend import CannToolkits, Driver
+from facts.npu_smi import NpuSmiBoard, NpuSmiInfo
 from lmcache_fleet.accelerators import Accelerators
+from lmcache_fleet.parsers.ascend_version import ascend_version
 
 Part = tuple[type[FactBase[Any]], dict[str, Any]]
 Read = Callable[..., Any]
@@ -51,6 +54,17 @@ def _nothing(read: Read) -> AcceleratorView:
     return AcceleratorView()
 
 
+def _ascend(read: Read) -> AcceleratorView:
+    toolkits, driver = read(CannToolkits), read(Driver)
+    return AcceleratorView(
+        accelerators=read(NpuSmiInfo),
+        soc=read(NpuSmiBoard).soc,
+        toolkit=ascend_version(toolkits.default.version if toolkits.default else None),
+        driver=ascend_version(driver.version),
+    )
+
+
 _VENDORS: dict[str, tuple[tuple[Part, ...], Callable[[Read], AcceleratorView]]] = {
     "cpu": ((), _nothing),
+    "ascend": (((NpuSmiInfo, {}), (NpuSmiBoard, {}), (CannToolkits, {}), (Driver, {})), _ascend),
 }

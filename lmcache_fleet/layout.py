@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_PREFIX = "/opt/lmcache-fleet"
+# The service's own writable directory; its working directory, and the home of KV tiers on disk.
+STATE_DIRECTORY = "/var/lib/lmcache-fleet"
 
 
 @dataclass(frozen=True, slots=True)

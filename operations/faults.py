@@ -28,7 +28,7 @@ def step_operation(
     @operation()
     @wraps(function)
     def contained(session: Session, *args: P.args, **kwargs: P.kwargs) -> Commands:
-        meta = session.state.get_op_meta(session.host.current_op_hash)
+        meta = session.state.get_op_meta(session.host.current_op_hash or "")
         session.step = next(iter(meta.names))
         try:
             yield from function(session, *args, **kwargs)

@@ -8,6 +8,7 @@ from facts.releases import Releases
 from facts.units import Account, Unit, Units
 from lmcache_fleet.changes import Change, text_change
 from lmcache_fleet.judge import evidence_change
+from lmcache_fleet.layout import STATE_DIRECTORY
 from lmcache_fleet.playbook.model import ServiceStep, VerifyStep
 from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.units import render_units, unit_digest, unit_names
@@ -28,12 +29,15 @@ def account(session: Session, plan: HostPlan, step: ServiceStep) -> Commands:
     lacking = [group for group in seen.present_groups if group not in seen.groups]
     changes = [] if seen.exists else [Change(f"user {step.user}", None, "a system account without login")]
     changes += [Change(f"user {step.user}", None, f"member of {group}") for group in lacking]
+    if seen.state_owner != step.user:
+        changes.append(Change(STATE_DIRECTORY, seen.state_owner and f"of {seen.state_owner}", f"of {step.user}"))
     if not session.show(changes):
         session.host.noop(f"user {step.user} is there")
         return
-    make = words("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/var/lib/lmcache-fleet")
+    make = words("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", STATE_DIRECTORY)
     commands = [] if seen.exists else [f"{make} --shell /usr/sbin/nologin {words(step.user)}"]
     commands += [words("usermod", "-aG", group, step.user) for group in lacking]
+    commands.append(words("install", "-d", "-m", "0750", "-o", step.user, "-g", step.user, STATE_DIRECTORY))
     yield session.remote(" && ".join(commands))
     session.forget(Account)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from facts.releases import Releases
 from facts.system import System
-from lmcache_fleet.evidence import PROGRAM_FILES, Evidence, render
+from lmcache_fleet.evidence import PROGRAM_FILES
 from lmcache_fleet.judge import damage, evidence_change, evidence_subject
 from lmcache_fleet.playbook.model import LmcacheConfigStep, ServiceStep, VerifyStep
 from lmcache_fleet.release import ReleaseState
@@ -98,7 +98,7 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def evidence_file(session: Session, plan: HostPlan, stage: str) -> tuple[str, Callable[[str], None]]:
-    """Where a stage's evidence is on the host, and what stores it on the control machine and shows it.
+    """Where a stage's evidence is on the host, and what stores it on the control machine.
 
     Args:
         session: the host's session.
@@ -108,10 +108,7 @@ def evidence_file(session: Session, plan: HostPlan, stage: str) -> tuple[str, Ca
     release = plan.target.name
 
     def keep(text: str) -> None:
-        evidence = json.loads(text)
-        save_evidence(session.host.name, release, stage, evidence)
-        for line in render(Evidence.from_json(evidence)).splitlines():
-            session.host.log(line)
+        save_evidence(session.host.name, release, stage, json.loads(text))
 
     return session.layout.release(release).file(f"evidence/{stage}.json"), keep
 
