@@ -1,4 +1,4 @@
-"""pyinfra's project file, loaded by its command line before the inventory: our packages first, quick and careful SSH."""
+"""pyinfra's project file, loaded before the inventory: our packages first, quick and careful SSH."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,6 @@ from pathlib import Path
 # Packages called `facts`, `operations` and `deploys` exist on the package index too; ours must win.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from operations.transport import prepare_pyinfra  # noqa: E402
+from operations.transport import prepare_pyinfra
 
 prepare_pyinfra()

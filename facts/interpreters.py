@@ -38,12 +38,14 @@ class Interpreters(FactBase[list[Interpreter]]):
         """The shell command that reads it."""
         candidates = [*also, f"/usr/local/bin/python{minor}", f"/usr/bin/python{minor}", f"python{minor}", "python3"]
         probe = (
-            "import importlib.util as u,os,sys,sysconfig as s;print('python',sys.executable,'%d.%d.%d'%sys.version_info[:3],"
+            "import importlib.util as u,os,sys,sysconfig as s;"
+            "print('python',sys.executable,'%d.%d.%d'%sys.version_info[:3],"
             "int(os.path.exists(os.path.join(s.get_paths()['include'],'Python.h'))),"
             "int(bool(u.find_spec('venv') and u.find_spec('ensurepip'))),sep='\\t')"
         )
         names = " ".join(shlex.quote(name) for name in candidates)
-        return f"for p in {names}; do command -v \"$p\" >/dev/null 2>&1 && \"$p\" -c {shlex.quote(probe)} 2>/dev/null; done; true"
+        attempt = f'command -v "$p" >/dev/null 2>&1 && "$p" -c {shlex.quote(probe)} 2>/dev/null'
+        return f"for p in {names}; do {attempt}; done; true"
 
     def process(self, output: list[str]) -> list[Interpreter]:
         """Read the command's output."""
@@ -64,8 +66,9 @@ class PipWheelFolders(FactBase[list[str]]):
         """The shell command that reads it."""
         return (
             "{ printf '%s\\n' \"${PIP_FIND_LINKS:-}\"; "
-            "cat \"${PIP_CONFIG_FILE:-/dev/null}\" /etc/pip.conf /etc/xdg/pip/pip.conf \"$HOME/.config/pip/pip.conf\" "
-            "\"$HOME/.pip/pip.conf\" 2>/dev/null | sed -n 's/^ *find-links *= *//p'; } | tr ' ' '\\n' | sed '/^$/d' | sort -u; true"
+            'cat "${PIP_CONFIG_FILE:-/dev/null}" /etc/pip.conf /etc/xdg/pip/pip.conf "$HOME/.config/pip/pip.conf" '
+            '"$HOME/.pip/pip.conf" 2>/dev/null '
+            "| sed -n 's/^ *find-links *= *//p'; } | tr ' ' '\\n' | sed '/^$/d' | sort -u; true"
         )
 
     def process(self, output: list[str]) -> list[str]:

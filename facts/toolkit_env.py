@@ -10,9 +10,42 @@ from pyinfra.api import FactBase
 
 # Not the toolkit's: set by the shell, by the login, or different at every read.
 _VOLATILE = frozenset(
-    "_ BASHOPTS BASH_ENV HISTFILE HOME HOSTNAME LANG LOGNAME MAIL OLDPWD PIPESTATUS PPID PS1 PS4 PWD SHELL SHELLOPTS SHLVL "
-    "SSH_AUTH_SOCK SSH_CLIENT SSH_CONNECTION SSH_TTY SUDO_COMMAND SUDO_GID SUDO_UID SUDO_USER TERM TMPDIR USER "
-    "XDG_RUNTIME_DIR XDG_SESSION_ID XDG_SESSION_CLASS XDG_SESSION_TYPE DBUS_SESSION_BUS_ADDRESS".split()
+    [
+        "_",
+        "BASHOPTS",
+        "BASH_ENV",
+        "HISTFILE",
+        "HOME",
+        "HOSTNAME",
+        "LANG",
+        "LOGNAME",
+        "MAIL",
+        "OLDPWD",
+        "PIPESTATUS",
+        "PPID",
+        "PS1",
+        "PS4",
+        "PWD",
+        "SHELL",
+        "SHELLOPTS",
+        "SHLVL",
+        "SSH_AUTH_SOCK",
+        "SSH_CLIENT",
+        "SSH_CONNECTION",
+        "SSH_TTY",
+        "SUDO_COMMAND",
+        "SUDO_GID",
+        "SUDO_UID",
+        "SUDO_USER",
+        "TERM",
+        "TMPDIR",
+        "USER",
+        "XDG_RUNTIME_DIR",
+        "XDG_SESSION_ID",
+        "XDG_SESSION_CLASS",
+        "XDG_SESSION_TYPE",
+        "DBUS_SESSION_BUS_ADDRESS",
+    ]
 )
 # The search path that a system service starts with; the capture must not depend on who logs in.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -50,15 +83,16 @@ class ToolkitEnv(FactBase[CapturedEnv]):
             given = " ".join(shlex.quote(argument) for argument in arguments)
             # Sourced with the arguments as its own, never under `set -eu`: vendors' scripts use unset variables.
             lines.append(
-                f"f=; for c in {names}; do [ -e \"$c\" ] && {{ f=$c; break; }}; done; "
+                f'f=; for c in {names}; do [ -e "$c" ] && {{ f=$c; break; }}; done; '
                 f"if [ -z \"$f\" ]; then printf 'missing\\t%s\\n' {shlex.quote(', '.join(candidates))} >&3; "
-                f"else s=$f; source \"$s\" {given} >/dev/null 2>&1 </dev/null; r=$?; "
-                f"[ $r -eq 0 ] || printf 'failed\\t%s\\t%s\\n' \"$f\" \"$r\" >&3; fi"
+                f'else s=$f; source "$s" {given} >/dev/null 2>&1 </dev/null; r=$?; '
+                f'[ $r -eq 0 ] || printf \'failed\\t%s\\t%s\\n\' "$f" "$r" >&3; fi'
             )
         lines.append("printf 'env\\t%s\\n' \"$(env -0 | base64 -w0)\" >&3")
         inner = "exec 3>&1; unset BASH_ENV; " + "\n".join(lines)
         full = ":".join((*path, _PATH))
-        return f"cd / && env -i PATH={shlex.quote(full)} HOME=/root bash --norc --noprofile -c {shlex.quote(inner)} || printf 'failed\\tbash\\t%s\\n' \"$?\""
+        shell = f"env -i PATH={shlex.quote(full)} HOME=/root bash --norc --noprofile -c {shlex.quote(inner)}"
+        return f"cd / && {shell} || printf 'failed\\tbash\\t%s\\n' \"$?\""
 
     def process(self, output: list[str]) -> CapturedEnv:
         """Read the command's output."""

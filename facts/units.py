@@ -34,6 +34,43 @@ class Unit:
         return self.properties.get("ActiveState") == "active" and self.properties.get("SubState") == "running"
 
 
+@dataclass(frozen=True, slots=True)
+class SecretState:
+    """A file with secrets, without the secrets.
+
+    Args:
+        digest: SHA-256 over the host's machine id and the file; None when there is no file.
+        mode: its permission bits in octal.
+    """
+
+    digest: str | None = None
+    mode: str | None = None
+
+
+class SecretFile(FactBase[SecretState]):
+    """What a file with secrets is like.
+
+    + path: the file
+    """
+
+    def command(self, path: str) -> str:
+        """The shell command that reads it."""
+        file = shlex.quote(path)
+        # Salted, so that a short secret can't be guessed from what a debug log shows of this answer.
+        seen = f"cat /etc/machine-id {file} | sha256sum | cut -d' ' -f1"
+        return f'[ -f {file} ] && printf \'%s %s\\n\' "$({seen})" "$(stat -c %a {file})"; true'
+
+    def process(self, output: list[str]) -> SecretState:
+        """Read the command's output."""
+        fields = output[0].split() if output else []
+        return SecretState(*fields) if len(fields) == 2 else SecretState()
+
+    @staticmethod
+    def default() -> SecretState:
+        """No file."""
+        return SecretState()
+
+
 class Units(FactBase[dict[str, Unit]]):
     """Units by name.
 
@@ -48,9 +85,9 @@ class Units(FactBase[dict[str, Unit]]):
         pattern = "|".join(_SHOWN.split())
         return (
             f"for u in {' '.join(shlex.quote(name) for name in names)}; do printf 'unit\\t%s\\n' \"$u\"; "
-            "[ -f \"/etc/systemd/system/$u\" ] && printf 'text\\t%s\\n' \"$(base64 -w0 < \"/etc/systemd/system/$u\")\"; "
+            '[ -f "/etc/systemd/system/$u" ] && printf \'text\\t%s\\n\' "$(base64 -w0 < "/etc/systemd/system/$u")"; '
             f"systemctl show -p {wanted} -- \"$u\" 2>/dev/null | sed 's/^/show\\t/'; "
-            "p=$(systemctl show -p MainPID --value -- \"$u\" 2>/dev/null); "
+            'p=$(systemctl show -p MainPID --value -- "$u" 2>/dev/null); '
             "[ -n \"$p\" ] && [ \"$p\" != 0 ] && tr '\\0' '\\n' < /proc/$p/environ 2>/dev/null "
             f"| grep -E '^({pattern})=' | sed 's/^/env\\t/'; done; true"
         )
@@ -100,7 +137,11 @@ class Account(FactBase[ServiceAccount]):
         """The shell command that reads it."""
         names = " ".join(shlex.quote(name) for name in groups)
         member = f"id -Gn -- {shlex.quote(user)} 2>/dev/null | tr ' ' '\\n' | sed 's/^/member\\t/'"
-        present = f"for g in {names}; do getent group -- \"$g\" >/dev/null && printf 'group\\t%s\\n' \"$g\"; done" if groups else "true"
+        present = (
+            f'for g in {names}; do getent group -- "$g" >/dev/null && printf \'group\\t%s\\n\' "$g"; done'
+            if groups
+            else "true"
+        )
         owner = f"stat -c 'owner\t%U' {shlex.quote(STATE_DIRECTORY)} 2>/dev/null"
         return f"{member}; {present}; {owner}; true"
 

@@ -15,7 +15,9 @@ from rich.table import Table
 
 _RULES = Path(__file__).parent / "rules" / "failures.yaml"
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_TELLING = re.compile(r"error|fatal|failed|denied|no such|cannot|can't|unable|not found|refused|timed out", re.IGNORECASE)
+_TELLING = re.compile(
+    r"error|fatal|failed|denied|no such|cannot|can't|unable|not found|refused|timed out", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)

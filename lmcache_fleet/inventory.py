@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from lmcache_fleet.layout import DEFAULT_PREFIX
 from lmcache_fleet.playbook.model import StrictModel
@@ -19,12 +22,47 @@ def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
     return variables
 
 
+class SecretSource(StrictModel):
+    """Where the control machine takes a secret's value from; the value itself never stands in an inventory."""
+
+    env: str | None = Field(default=None, description="variable of the control machine's environment")
+    file: str | None = Field(default=None, description="file on the control machine; a last line break is dropped")
+    command: list[str] | None = Field(default=None, min_length=1, description="command that prints it, as of a vault")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> SecretSource:
+        if sum(item is not None for item in (self.env, self.file, self.command)) != 1:
+            raise ValueError("give exactly one of env, file and command")
+        return self
+
+    def value(self) -> str:
+        """The secret.
+
+        Raises:
+            LookupError: it can't be had; the message names the place, never a value.
+        """
+        try:
+            if self.env is not None:
+                return os.environ[self.env]
+            if self.file is not None:
+                return Path(self.file).expanduser().read_text(encoding="utf-8").rstrip("\n")
+            done = subprocess.run(self.command or [], capture_output=True, text=True, timeout=60, check=True)
+        except KeyError:
+            raise LookupError(f"the variable {self.env} is not set on the control machine") from None
+        except OSError as error:
+            raise LookupError(f"{self.file or self.command}: {error.strerror}") from None
+        except subprocess.SubprocessError:
+            raise LookupError(f"the command {(self.command or [''])[0]} failed") from None
+        return done.stdout.rstrip("\n")
+
+
 class HostSettings(StrictModel):
     """What lmcache-fleet reads of a host's data; all else belongs to pyinfra or to the user."""
 
     vars: Annotated[dict[str, Any], AfterValidator(_check_variables)] = {}
     prefix: str = Field(default=DEFAULT_PREFIX, pattern=r"^/[^\n\r\x00]+$")
     failure_domain: str = ""
+    secrets: dict[str, SecretSource] = {}
     keep_releases: int = Field(default=3, ge=2)
 
 

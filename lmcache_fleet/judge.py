@@ -110,10 +110,7 @@ def build_key(step: NativeBuildStep, wanted: Wanted, state: ReleaseState) -> dic
 def damage(wanted: Wanted, host: HostReleases, state: ReleaseState) -> list[str]:
     """What is wrong with a release, as short texts; empty when every step's result is there."""
     return [
-        str(change)
-        for step in wanted.playbook.steps
-        if step.when
-        for change in changes_of(step, wanted, host, state)
+        str(change) for step in wanted.playbook.steps if step.when for change in changes_of(step, wanted, host, state)
     ]
 
 
@@ -255,7 +252,9 @@ def owned_packages(playbook: Playbook) -> dict[str, Any]:
     packages = playbook.of_kind(PackagesStep)
     return {
         "owns": {package: step.owner for step in packages for package in step.owns},
-        "wheel_tags": sorted({canonicalize_name(Requirement(step.pins[0]).name) for step in packages if step.wheel_tag}),
+        "wheel_tags": sorted(
+            {canonicalize_name(Requirement(step.pins[0]).name) for step in packages if step.wheel_tag}
+        ),
         "natives": {
             step.module: {"build_info": step.build_info, "libraries": list(step.libraries)}
             for step in playbook.of_kind(NativeBuildStep)

@@ -94,7 +94,9 @@ def _accelerator(wanted: AcceleratorRequirement, host: Observed) -> list[Shortfa
         found.append(Shortfall("SoC", cause, "use the playbook of this SoC, or name it in requires.accelerator.soc"))
     if wanted.health:
         # A chip that doesn't tell its health is not a healthy chip.
-        sick = [f"chip {chip.npu_id}: {chip.health or 'unknown'}" for chip in seen.chips if chip.health != wanted.health]
+        sick = [
+            f"chip {chip.npu_id}: {chip.health or 'unknown'}" for chip in seen.chips if chip.health != wanted.health
+        ]
         if sick:
             found.append(Shortfall("health", ", ".join(sick), "look at the card's alarms; exclude or replace it"))
     if seen.chip_count < (wanted.count or 1):

@@ -95,7 +95,9 @@ class WheelStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RefusedArtifact(f"{folder}: the manifest can't be read ({error}); remove the folder to build anew") from error
+            raise RefusedArtifact(
+                f"{folder}: the manifest can't be read ({error}); remove the folder to build anew"
+            ) from error
         if recorded != key:
             raise RefusedArtifact(f"{folder}: the manifest is of another key; remove the folder to build anew")
         if not path.is_file() or file_sha256(path) != wanted:

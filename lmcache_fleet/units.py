@@ -96,7 +96,7 @@ def server_argv(server: MpServer, release: ReleaseLayout) -> list[str]:
 
 
 def vllm_argv(service: ServiceStep, model: str, release: ReleaseLayout) -> list[str]:
-    """vLLM's command. The module, not `vllm serve`: the CPU wheel has no metadata under the name that `vllm` asks for."""
+    """vLLM's command. The module, not `vllm serve`, which the CPU wheel's metadata has no name for."""
     argv = [release.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     argv += ["--served-model-name", service.served_name, "--host", service.host, "--port", str(service.port)]
     argv += ["--kv-transfer-config", _transfer_config(service)]

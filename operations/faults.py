@@ -37,7 +37,9 @@ def step_operation(
         except Exception as error:
             # A slip of ours, met with one host's data, is still that host's failure and not the fleet's.
             logger.error(traceback.format_exc())
-            yield from _failed(session, HostFault(f"internal error: {error!r}", "please report it with the trace above"))
+            yield from _failed(
+                session, HostFault(f"internal error: {error!r}", "please report it with the trace above")
+            )
 
     return cast(Any, contained)  # type: ignore[no-any-return]
 
@@ -50,5 +52,5 @@ def _failed(session: Session, fault: HostFault) -> Commands:
         session.state.fail_hosts({session.host})
 
 
-def _refuse(state: Any, host: Any) -> bool:  # noqa: ARG001 - pyinfra calls it with these
+def _refuse(state: Any, host: Any) -> bool:
     return False

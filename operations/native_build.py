@@ -81,7 +81,9 @@ def _stored(store: WheelStore, step: NativeBuildStep, key: dict[str, Any]) -> Wh
     try:
         return store.find(step.package, key)
     except RefusedArtifact as error:
-        raise HostFault(f"a stored artifact is refused: {error}", "remove that folder; the next run builds it anew") from error
+        raise HostFault(
+            f"a stored artifact is refused: {error}", "remove that folder; the next run builds it anew"
+        ) from error
 
 
 def _build(session: Session, plan: HostPlan, step: NativeBuildStep, key: dict[str, Any], store: WheelStore) -> Commands:

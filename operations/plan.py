@@ -10,12 +10,13 @@ from facts.releases import Releases
 from facts.system import System
 from facts.system_packages import AptPackages, DnfPackages
 from facts.toolkit_env import ToolkitEnv
-from facts.units import Account, Units
+from facts.units import Account, SecretFile, Units
 from facts.vendors import observe_accelerator, vendor_parts
 from lmcache_fleet.changes import Change
 from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.envfile import render_env
 from lmcache_fleet.judge import Wanted, changes_of, damage, evidence_change, owned_packages
+from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import ARCHITECTURES, resolve
 from lmcache_fleet.playbook.model import (
     PackagesStep,
@@ -78,9 +79,7 @@ class HostPlan:
     @property
     def releases(self) -> HostReleases:
         """What stands under the prefix."""
-        return self.session.read(
-            Releases, prefix=self.session.layout.prefix, request=owned_packages(self.playbook)
-        )
+        return self.session.read(Releases, prefix=self.session.layout.prefix, request=owned_packages(self.playbook))
 
     def observed(self) -> Observed:
         """What of the host the playbook's requirements are about."""
@@ -209,6 +208,8 @@ def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
             parts.append((Interpreters, _interpreters_of(step)))
         elif isinstance(step, ServiceStep):
             parts.append((Units, {"names": unit_names(step)}))
+            if step.secrets:
+                parts.append((SecretFile, {"path": Layout(prefix).secrets("service")}))
             parts.append((Account, {"user": step.user, "groups": tuple(step.groups)}))
         elif isinstance(step, PackagesStep) and step.machine_wheels:
             parts.append((PipWheelFolders, {}))

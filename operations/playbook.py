@@ -10,7 +10,7 @@ from typing import Any
 from pyinfra import host, state
 from pyinfra.api.exceptions import DeployError
 
-from lmcache_fleet.inventory import data_layers, host_settings
+from lmcache_fleet.inventory import HostSettings, data_layers, host_settings
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import read_playbook
 from lmcache_fleet.playbook.model import (
@@ -34,8 +34,8 @@ from operations.model import model
 from operations.native_build import native_build, source
 from operations.packages import packages
 from operations.plan import HostPlan
-from operations.release import release, retention
-from operations.service import account, service, service_files
+from operations.release import release, retention, switch
+from operations.service import account, secrets, service, service_files
 from operations.session import HostFault, Session, session_for
 from operations.system_packages import system_packages
 from operations.toolkit_env import toolkit_env
@@ -83,11 +83,11 @@ def apply_playbook(path: str) -> None:
         session.fail(fault)
         state.fail_hosts({host})
         return
-    for name, call in host.loop(list(_calls(session, plan, plan.playbook, settings.keep_releases))):
+    for name, call in host.loop(list(_calls(session, plan, plan.playbook, settings))):
         call(name=name)
 
 
-def _calls(session: Session, plan: HostPlan, playbook: Playbook, keep: int) -> Iterator[Call]:
+def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostSettings) -> Iterator[Call]:
     """The operations of a playbook, in order, each with its name.
 
     The release's directory is made before the first step that puts something into it, the service's account before
@@ -109,7 +109,9 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, keep: int) -> I
             yield f"{number:02d} installer", partial(installer_tool, session, plan, step)
             yield label, partial(venv, session, plan, step)
         elif isinstance(step, ServiceStep):
-            yield label, partial(service, session, plan, step)
+            if step.secrets:
+                yield f"{number:02d} secrets", partial(secrets, session, plan, step, settings.secrets)
+            yield label, partial(service, session, plan, step, settings.secrets)
         elif isinstance(step, VerifyStep):
             if step.stage == "offline" and services:
                 yield f"{number:02d} account", partial(account, session, plan, services[0])
@@ -117,7 +119,9 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, keep: int) -> I
             yield label, partial(verify, session, plan, step)
         else:
             yield label, partial(_STEPS[type(step)], session, plan, step)
-    yield "99 retention", partial(retention, session, plan, keep)
+    if made and not services:
+        yield "98 switch", partial(switch, session, plan)
+    yield "99 retention", partial(retention, session, plan, settings.keep_releases)
 
 
 def _label(step: StepBase) -> str:

@@ -50,6 +50,24 @@ def release(session: Session, plan: HostPlan) -> Commands:
 
 
 @step_operation
+def switch(session: Session, plan: HostPlan) -> Commands:
+    """`current` points to the release that this run worked on; for playbooks that run no service."""
+    host, target = plan.releases, plan.target
+    if not session.show([] if host.current == target.name else [Change("current", host.current, target.name)]):
+        session.host.noop(f"current is {target.name}")
+        return
+    link, staged = session.layout.current, f"{session.layout.current}.new"
+    before = json.dumps({"release": host.current})
+    yield session.remote(
+        script(
+            write_file(f"{session.layout.prefix}/previous.json", before) if host.current else None,
+            f"ln -sfn {words(f'releases/{target.name}', staged)} && mv -T {words(staged, link)}",
+        )
+    )
+    session.forget(Releases)
+
+
+@step_operation
 def retention(session: Session, plan: HostPlan, keep: int) -> Commands:
     """Only the newest releases stay: the serving one, the one before it, and others up to the number to keep."""
     doomed = expendable(plan.releases, plan.target.name, keep)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 from facts.releases import Releases
-from facts.units import Account, Unit, Units
+from facts.system import System
+from facts.units import Account, SecretFile, Unit, Units
 from lmcache_fleet.changes import Change, text_change
+from lmcache_fleet.digest import text_digest
+from lmcache_fleet.envfile import parse_env, render_env
+from lmcache_fleet.inventory import SecretSource
 from lmcache_fleet.judge import evidence_change
 from lmcache_fleet.layout import STATE_DIRECTORY
 from lmcache_fleet.playbook.model import ServiceStep, VerifyStep
@@ -14,7 +18,7 @@ from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.units import render_units, unit_digest, unit_names
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
-from operations.session import Session
+from operations.session import HostFault, Session
 from operations.texts import write_texts
 from operations.verify import evidence_file, verify_request
 
@@ -53,10 +57,11 @@ def service_files(session: Session, plan: HostPlan, step: ServiceStep) -> Comman
 
 
 @step_operation
-def service(session: Session, plan: HostPlan, step: ServiceStep) -> Commands:
+def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[str, SecretSource]) -> Commands:
     """The units are as wanted and the running processes were started from this release and these units.
 
     + step: the service
+    + sources: where the control machine takes its secrets from
 
     Switch, restart, on-line proof and the way back are one program on the host, so that a lost connection or a killed
     control process can't leave it half-way.
@@ -65,7 +70,10 @@ def service(session: Session, plan: HostPlan, step: ServiceStep) -> Commands:
     units = session.read(Units, names=unit_names(step))
     wanted = render_units(step, session.layout, groups)
     target, host = plan.target, plan.releases
-    changes = unit_changes(wanted, units, target.name)
+    digest = None
+    if step.secrets:
+        digest = parse_env(_secret_file(session, step, sources)[0])["LMCACHE_FLEET_SECRETS"]
+    changes = unit_changes(wanted, units, target.name, digest)
     needs_restart = any(change.what.startswith("process of") for change in changes)
     if host.current != target.name:
         changes.insert(0, Change("serving release", host.current, target.name))
@@ -101,13 +109,56 @@ def service(session: Session, plan: HostPlan, step: ServiceStep) -> Commands:
     session.forget(Units, Releases)
 
 
-def unit_changes(wanted: dict[str, str], units: dict[str, Unit], release: str) -> list[Change]:
+@step_operation
+def secrets(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[str, SecretSource]) -> Commands:
+    """The service's secrets are in a file of root's, mode 0600; they travel on standard input only.
+
+    + step: names the secrets
+    + sources: where the control machine takes each from
+    """
+    path = session.layout.secrets("service")
+    text, wanted = _secret_file(session, step, sources)
+    seen = session.read(SecretFile, path=path)
+    changes = []
+    if seen.digest != wanted:
+        changes.append(Change(path, None if seen.digest is None else "other secrets", ", ".join(step.secrets)))
+    elif seen.mode != "600":
+        changes.append(Change(path, f"mode {seen.mode}", "mode 600"))
+    if not session.show(changes):
+        session.host.noop("the secrets are as wanted")
+        return
+    folder, staged = path.rsplit("/", 1)[0], f"{path}.new"
+    put = f"( umask 077 && cat > {words(staged)} ) && mv -f {words(staged, path)}"
+    yield session.remote(f"mkdir -p -m 0700 {words(folder)} && {put}", stdin=text)
+    session.forget(SecretFile)
+
+
+def _secret_file(session: Session, step: ServiceStep, sources: dict[str, SecretSource]) -> tuple[str, str]:
+    """The file's text, and the digest by which the host's file and process are compared."""
+    variables = {}
+    for name in step.secrets:
+        if name not in sources:
+            raise HostFault(f"the inventory has no secret '{name}'", "add it to the host's or group's `secrets`")
+        try:
+            variables[name] = sources[name].value()
+        except LookupError as error:
+            raise HostFault(f"the secret '{name}' can't be had: {error}", "make it available, then run again") from None
+    salt = f"{session.read(System, prefix=session.layout.prefix).machine_id}\n"
+    variables["LMCACHE_FLEET_SECRETS"] = text_digest(salt + render_env(variables))[:12]
+    text = render_env(variables)
+    return text, text_digest(salt + text)
+
+
+def unit_changes(
+    wanted: dict[str, str], units: dict[str, Unit], release: str, secrets: str | None = None
+) -> list[Change]:
     """What differs between units and running processes, and what is wanted of them.
 
     Args:
         wanted: unit name → text.
         units: as they are on the host.
         release: the release that must be running.
+        secrets: digest of the secrets that it must have been started with; None without any.
     """
     changes = []
     for name, text in wanted.items():
@@ -115,7 +166,6 @@ def unit_changes(wanted: dict[str, str], units: dict[str, Unit], release: str) -
         changed = text_change(f"/etc/systemd/system/{name}", unit.text, text)
         if changed:
             changes.append(changed)
-        drop_ins = unit.properties.get("DropInPaths", "")
         if not changed and unit.properties.get("NeedDaemonReload") == "yes":
             changes.append(Change(name, "systemd has an older text loaded", "reloaded"))
         if unit.text is not None and unit.properties.get("UnitFileState") not in {"enabled", ""}:
@@ -123,13 +173,12 @@ def unit_changes(wanted: dict[str, str], units: dict[str, Unit], release: str) -
         if unit.running:
             started = unit.environment
             seen = (started.get("LMCACHE_FLEET_RELEASE"), started.get("LMCACHE_FLEET_UNIT"))
-            if seen != (release, unit_digest(text)):
+            if started.get("LMCACHE_FLEET_SECRETS") != secrets:
+                changes.append(Change(f"process of {name}", "started with other secrets", "restarted"))
+            elif seen != (release, unit_digest(text)):
                 before = f"started from release {seen[0]}, unit {seen[1]}"
                 changes.append(Change(f"process of {name}", before, f"release {release}, unit {unit_digest(text)}"))
         else:
             state = unit.properties.get("ActiveState", "absent")
             changes.append(Change(f"process of {name}", state, f"running release {release}"))
-        if drop_ins:
-            # Somebody's override is theirs: told, not removed.
-            pass
     return changes

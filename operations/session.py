@@ -276,7 +276,7 @@ class Session:
             process = subprocess.Popen(  # noqa: S602 - quoted by the command builder, as pyinfra's own connector does
                 command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            assert process.stdout is not None  # noqa: S101 - PIPE was asked for
+            assert process.stdout is not None
             return process.stdout.readline().strip(), process
         # Connectors without a lasting channel (containers, test doubles) run in one process anyway.
         return "held", object()

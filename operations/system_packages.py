@@ -11,7 +11,9 @@ from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import HostFault, Session
 
-_APT = "DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 apt-get -o DPkg::Lock::Timeout={wait} -o Acquire::Retries=3"
+_APT = (
+    "DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 apt-get -o DPkg::Lock::Timeout={wait} -o Acquire::Retries=3"
+)
 
 
 @step_operation

@@ -33,6 +33,8 @@ def write_texts(
         return
     release = session.layout.release(plan.target.name)
     folders = sorted({release.file(path).rsplit("/", 1)[0] for path in texts})
-    writes = [write_file(release.file(path), text, "0755" if path in executable else "0644") for path, text in texts.items()]
+    writes = [
+        write_file(release.file(path), text, "0755" if path in executable else "0644") for path, text in texts.items()
+    ]
     yield session.remote(script(f"umask 022; mkdir -p {words(*folders)}", *writes))
     session.forget(Releases)

@@ -1,4 +1,4 @@
-"""What pyinfra's command line needs to be quick and careful: TCP_NODELAY, one sudo try, checked host data, no prompts."""
+"""What pyinfra's command line needs to be quick and careful: no Nagle, one sudo try, checked data, no prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pyinfra.connectors.ssh import SSHConnector
 
 from lmcache_fleet.inventory import data_layers, host_settings
 from lmcache_fleet.problems import InputError
-
 
 
 def prepare_pyinfra() -> None:

@@ -68,7 +68,8 @@ def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: 
         raise InputError(
             [
                 document.problem(
-                    ("vars",), f"the inventory overrides '{name}', which the playbook has not{nearest(name, raw_vars)}"
+                    ("vars",),
+                    f"an override names '{name}', a variable that the playbook has not{nearest(name, raw_vars)}",
                 )
                 for name in unknown
             ]

@@ -30,7 +30,9 @@ def _check_requirement(text: str) -> str:
 
 def _check_pin(text: str) -> str:
     requirement = Requirement(_check_requirement(text))
-    exact = [spec for spec in requirement.specifier if spec.operator in {"==", "==="} and not spec.version.endswith("*")]
+    exact = [
+        spec for spec in requirement.specifier if spec.operator in {"==", "==="} and not spec.version.endswith("*")
+    ]
     if requirement.url is None and not exact:
         raise ValueError(f"pin it exactly, as in '{requirement.name}==1.2.3'")
     return text
@@ -155,7 +157,9 @@ class VenvStep(StepBase):
     kind: Literal["venv"] = "venv"
     python: PythonMinor
     installer: Literal["uv", "pip"] = "uv"
-    interpreter: AbsolutePath | None = Field(default=None, description="use this interpreter; found by version if not given")
+    interpreter: AbsolutePath | None = Field(
+        default=None, description="use this interpreter; found by version if not given"
+    )
     uv: str | None = Field(default=None, description="version of uv put on the host, or an absolute path to one there")
     index_url: Argument | None = Field(default=None, description="where uv itself is fetched from")
     trusted_hosts: list[Argument] = Field(default=[], description="hosts to which plain http is good enough")
@@ -168,11 +172,15 @@ class PackagesStep(StepBase):
     kind: Literal["packages"] = "packages"
     name: PlainName
     pins: list[Pin] = Field(default=[], description="exact versions")
-    present: list[Requirement_] = Field(default=[], description="any version that fits will do, one already there first")
+    present: list[Requirement_] = Field(
+        default=[], description="any version that fits will do, one already there first"
+    )
     index_url: Argument | None = None
     extra_index_urls: list[Argument] = []
     find_links: list[Argument] = []
-    trusted_hosts: list[Argument] = Field(default=[], description="hosts to which plain http or any certificate is good enough")
+    trusted_hosts: list[Argument] = Field(
+        default=[], description="hosts to which plain http or any certificate is good enough"
+    )
     no_index: bool = False
     index_strategy: Literal["first-index", "unsafe-first-match", "unsafe-best-match"] | None = None
     pre: bool = False
@@ -182,13 +190,17 @@ class PackagesStep(StepBase):
     force_reinstall: bool = False
     build_isolation: bool = True
     env: Environment = {}
-    overrides: list[str] = Field(default=[], description="requirements that replace those of the packages' metadata (uv)")
+    overrides: list[str] = Field(
+        default=[], description="requirements that replace those of the packages' metadata (uv)"
+    )
     constraints: list[str] = []
     retries: int = Field(default=3, ge=0)
     timeout: int = Field(default=3600, ge=1, description="seconds for the whole call")
     owns: list[PlainName] = Field(default=[], description="import packages whose files must be those of the first pin")
     wheel_tag: str | None = Field(default=None, description="tag that the first pin's installed wheel must carry")
-    machine_wheels: bool = Field(default=False, description="also offer the wheel folders of the host's pip configuration")
+    machine_wheels: bool = Field(
+        default=False, description="also offer the wheel folders of the host's pip configuration"
+    )
     require_hashes: bool = False
     hashes: dict[str, list[str]] = Field(default={}, description="pin → allowed hashes, as 'sha256:…'")
     compile_bytecode: bool = False
@@ -216,7 +228,9 @@ class Patch(StrictModel):
     """A change to one file of a source tree."""
 
     path: str = Field(pattern=r"^[^/\n][^\n]*$")
-    find: str = Field(min_length=1, description="text that must stand in the file exactly once or more; the first is replaced")
+    find: str = Field(
+        min_length=1, description="text that must stand in the file exactly once or more; the first is replaced"
+    )
     replace: str
     present: list[Regex] = Field(default=[], description="any match means that the file already has the change")
     refs: list[str] = Field(default=[], description="shell patterns of the refs that need it; empty means all")
@@ -230,9 +244,13 @@ class SourceStep(StepBase):
     name: PlainName
     repo: Argument
     ref: Argument
-    commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$", description="refuse the ref if it is another commit")
+    commit: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{40}$", description="refuse the ref if it is another commit"
+    )
     submodules: bool = False
-    submodule_refs: dict[str, Argument] = Field(default={}, description="submodule path → ref other than the pinned one")
+    submodule_refs: dict[str, Argument] = Field(
+        default={}, description="submodule path → ref other than the pinned one"
+    )
     patches: list[Patch] = []
     retries: int = Field(default=3, ge=0)
     timeout: int = Field(default=900, ge=1)
@@ -268,7 +286,9 @@ class ModelStep(StepBase):
     name: PlainName
     tiny: TinyModel | None = None
     directory: AbsolutePath | None = Field(default=None, description="already on the host")
-    hub: Argument | None = Field(default=None, description="repository id on the hub, such as Qwen/Qwen2.5-0.5B-Instruct")
+    hub: Argument | None = Field(
+        default=None, description="repository id on the hub, such as Qwen/Qwen2.5-0.5B-Instruct"
+    )
     revision: Argument | None = None
     endpoint: Argument | None = Field(default=None, description="base URL of the hub or of a mirror")
     timeout: int = Field(default=7200, ge=1)

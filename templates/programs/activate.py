@@ -22,7 +22,7 @@ def say(text):
     try:
         print(text, flush=True)
     except OSError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
+        sys.stdout = open(os.devnull, "w")
 
 
 def put(path, text, mode=0o644):
@@ -48,7 +48,11 @@ def read(path):
 def systemctl(*arguments):
     """Run systemctl and give its result."""
     return subprocess.run(
-        ["systemctl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, check=False
+        ["systemctl", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        check=False,
     )
 
 
@@ -87,7 +91,7 @@ def journal(unit, lines=25):
 def healthy(url):
     """Whether the service answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - http on this host
+        with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status == 200
     except (OSError, urllib.error.URLError, ValueError):
         return False
@@ -129,7 +133,17 @@ def account(user, groups):
         pwd.getpwnam(user)
     except KeyError:
         subprocess.run(
-            ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/var/lib/lmcache-fleet", "--shell", "/usr/sbin/nologin", user],
+            [
+                "useradd",
+                "--system",
+                "--user-group",
+                "--no-create-home",
+                "--home-dir",
+                "/var/lib/lmcache-fleet",
+                "--shell",
+                "/usr/sbin/nologin",
+                user,
+            ],
             check=True,
         )
     for group in groups:
@@ -195,7 +209,10 @@ def main():
             if text is not None:
                 put(os.path.join(UNIT_FOLDER, name), text)
         back = restart(request, names)
-        say("error: release %s failed on line; back on %s%s" % (release, before, "" if back is None else ", which failed too: " + back))
+        say(
+            "error: release %s failed on line; back on %s%s"
+            % (release, before, "" if back is None else ", which failed too: " + back)
+        )
     os.unlink(pending_path)
     return 1
 

@@ -1,4 +1,4 @@
-"""Fetch a model from a hub or its mirror at a fixed revision, and write the manifest. Runs with the release's python."""
+"""Fetch a model from a hub or its mirror at a fixed revision, with a manifest. Runs with the release's python."""
 
 import argparse
 import hashlib

@@ -71,12 +71,14 @@ def run(request, release, user, work):
     program = os.path.join(work, "verify.py")
     command = [os.path.join(release, "venv/bin/python"), program, "--config", config, "--out", out]
     # stderr is progress; stdout stays ours.
-    done = subprocess.run(command, cwd=work, env=env, stdout=sys.stderr, preexec_fn=demote, check=False)  # noqa: PLW1509
+    done = subprocess.run(command, cwd=work, env=env, stdout=sys.stderr, preexec_fn=demote, check=False)
     try:
         with open(out, encoding="utf-8") as handle:
             evidence = json.load(handle)
     except (OSError, ValueError):
-        print("error: the verification ended with exit status %d and left no evidence" % done.returncode, file=sys.stderr)
+        print(
+            "error: the verification ended with exit status %d and left no evidence" % done.returncode, file=sys.stderr
+        )
         return done.returncode or 1
     evidence["subject"] = request["subject"]
     folder = os.path.join(release, "evidence")

@@ -1,0 +1,106 @@
+"""`lmcache-fleet`: what pyinfra's own command can't do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lmcache_fleet import __version__
+from lmcache_fleet.cli_lab import lab
+from lmcache_fleet.problems import InputError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Playbooks for vLLM + LMCache on fleets of accelerator hosts.
+
+    Fleets are converged by pyinfra: `pyinfra inventories/prod.py deploys/ascend.py --dry --diff`.
+    """
+
+
+main.add_command(lab)
+
+
+@main.command()
+@click.argument("playbooks", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a variable (JSON, else text).")
+@click.option("--json", "as_json", is_flag=True, help="Problems as JSON.")
+def check(playbooks: tuple[Path, ...], settings: tuple[str, ...], as_json: bool) -> None:
+    """Check playbooks without any host: schema, templates, references, known-bad combinations."""
+    from lmcache_fleet.compatibility import findings
+    from lmcache_fleet.playbook.load import check_document, read_playbook
+
+    given = dict(_setting(item) for item in settings)
+    problems: list[str] = []
+    for path in playbooks:
+        try:
+            document = read_playbook(path)
+            playbook = check_document(document, given)
+            found = [f"{path}: {finding}" for finding in findings(playbook)]
+        except InputError as error:
+            found = [str(problem) for problem in error.problems]
+        problems += found
+        if not as_json:
+            for text in found:
+                click.secho(text, fg="red", err=True)
+            if not found:
+                click.echo(f"{path}: ok")
+    if as_json:
+        click.echo(json.dumps({"ok": not problems, "problems": problems}, indent=1))
+    sys.exit(1 if problems else 0)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise click.BadParameter(f"expected NAME=VALUE, got '{text}'")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+@main.command()
+def schema() -> None:
+    """Print the playbook's JSON Schema, for editors."""
+    from lmcache_fleet.playbook.schema import playbook_schema
+
+    click.echo(json.dumps(playbook_schema(), indent=1, sort_keys=True))
+
+
+@main.command()
+@click.argument("name", required=False)
+def parse(name: str | None) -> None:
+    """Read a tool's output from standard input and print what our facts make of it, as JSON.
+
+    Without a NAME, the names are listed.
+    """
+    from lmcache_fleet.parsers.registry import parser, parsers
+
+    if name is None:
+        click.echo("\n".join(parsers()))
+        return
+    try:
+        read = parser(name)
+    except KeyError as error:
+        raise click.ClickException(str(error.args[0])) from None
+    result = read(sys.stdin.buffer.read().decode(errors="replace"))
+    click.echo(json.dumps(_plain(result), indent=1, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Known-bad combinations in a playbook, from rules kept as data."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from pydantic import AfterValidator, TypeAdapter
+
+from lmcache_fleet.playbook.model import (
+    LmcacheConfigStep,
+    PackagesStep,
+    Playbook,
+    ServiceStep,
+    SourceStep,
+    StrictModel,
+    VersionCondition,
+)
+from lmcache_fleet.problems import nearest
+
+_RULES = Path(__file__).parent / "rules"
+
+
+def _canonical(pins: dict[str, str]) -> dict[str, str]:
+    return {canonicalize_name(name): condition for name, condition in pins.items()}
+
+
+class Rule(StrictModel):
+    """One known-bad combination; it fires when all of the conditions that it names hold."""
+
+    id: str
+    kind: Literal["abi", "connector-loading", "feature"]
+    pins: Annotated[dict[str, VersionCondition], AfterValidator(_canonical)] = {}
+    same_version: list[str] = []
+    connector: str | None = None
+    ref: str | None = None
+    unless_patch: str | None = None
+    module_path: bool | None = None
+    without_server: bool = False
+    message: str
+    remedy: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that fired.
+
+    Args:
+        rule: its id.
+        message: what is wrong.
+        remedy: what to do.
+    """
+
+    rule: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}; {self.remedy}"
+
+
+@lru_cache(maxsize=1)
+def rules() -> tuple[Rule, ...]:
+    """All rules."""
+    data = yaml.safe_load((_RULES / "compatibility.yaml").read_text(encoding="utf-8"))
+    return tuple(TypeAdapter(list[Rule]).validate_python(data))
+
+
+@lru_cache(maxsize=1)
+def lmcache_keys() -> dict[str, frozenset[str]]:
+    """LMCache version → configuration keys that it knows."""
+    data = yaml.safe_load((_RULES / "lmcache_keys.yaml").read_text(encoding="utf-8"))
+    return {version: frozenset(keys) for version, keys in data.items()}
+
+
+def pinned_versions(playbook: Playbook) -> dict[str, Version]:
+    """Canonical distribution name → version that the playbook pins."""
+    found: dict[str, Version] = {}
+    for step in playbook.of_kind(PackagesStep):
+        for pin in step.pins:
+            requirement = Requirement(pin)
+            exact = [spec.version for spec in requirement.specifier if spec.operator in {"==", "==="}]
+            if exact:
+                found[canonicalize_name(requirement.name)] = Version(exact[0])
+    return found
+
+
+def findings(playbook: Playbook) -> list[Finding]:
+    """Every rule that fires for a playbook, and every configuration key that its LMCache doesn't know."""
+    fired = [Finding(rule.id, rule.message, rule.remedy) for rule in rules() if _fires(rule, playbook)]
+    return fired + _unknown_keys(playbook)
+
+
+def _fires(rule: Rule, playbook: Playbook) -> bool:
+    versions = pinned_versions(playbook)
+    services = playbook.of_kind(ServiceStep)
+    sources = playbook.of_kind(SourceStep)
+    conditions: list[bool] = []
+    for name, condition in rule.pins.items():
+        conditions.append(name in versions and SpecifierSet(condition).contains(versions[name], prereleases=True))
+    if rule.same_version:
+        seen = [versions[name] for name in rule.same_version if name in versions]
+        conditions.append(len(seen) == len(rule.same_version) and len({version.public for version in seen}) > 1)
+    if rule.connector:
+        conditions.append(any(service.connector.name == rule.connector for service in services))
+    if rule.ref:
+        conditions.append(any(fnmatch.fnmatchcase(source.ref, rule.ref) for source in sources))
+    if rule.unless_patch:
+        patched = [patch.path for source in sources for patch in source.patches]
+        conditions.append(rule.unless_patch not in patched)
+    if rule.module_path:
+        conditions.append(any(service.connector.module_path for service in services))
+    if rule.without_server:
+        conditions.append(any(service.server is None for service in services))
+    return bool(conditions) and all(conditions)
+
+
+def _unknown_keys(playbook: Playbook) -> list[Finding]:
+    found = []
+    for step in playbook.of_kind(LmcacheConfigStep):
+        known = lmcache_keys().get(step.lmcache)
+        if known is None:
+            continue
+        for key in step.settings:
+            if key not in known and key not in step.extra_keys:
+                message = f"LMCache {step.lmcache} has no setting '{key}'{nearest(key, known)}"
+                found.append(Finding("unknown-lmcache-key", message, "correct it: LMCache would ignore it silently"))
+    return found
