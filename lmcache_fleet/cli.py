@@ -67,10 +67,14 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 @main.command()
-def schema() -> None:
+@click.option("--markdown", is_flag=True, help="The reference for people instead.")
+def schema(markdown: bool) -> None:
     """Print the playbook's JSON Schema, for editors."""
-    from lmcache_fleet.playbook.schema import playbook_schema
+    from lmcache_fleet.playbook.schema import playbook_schema, reference
 
+    if markdown:
+        click.echo(reference())
+        return
     click.echo(json.dumps(playbook_schema(), indent=1, sort_keys=True))
 
 

@@ -60,6 +60,9 @@ def _check_data_first() -> None:
                 problems += error.problems
         if problems:
             raise InventoryError(str(InputError(problems)))
+        if kwargs.get("initial_limit") == []:
+            # pyinfra would do nothing and say that all went well.
+            raise InventoryError("--limit matches no host of the inventory")
         init(self, inventory, *args, **kwargs)
         # pyinfra asks at the terminal whether to go on without a failed host. Where there is none, the others go on,
         # the failed one is named, and the exit status tells.

@@ -44,3 +44,47 @@ _BY_ARCH = {"type": "object", "required": ["by_arch"], "properties": {"by_arch":
 
 def _described(field: dict[str, Any]) -> dict[str, Any]:
     return {name: field[name] for name in ("description", "default") if name in field}
+
+
+def reference() -> str:
+    """The playbook reference as Markdown: every step kind with its fields."""
+    lines = ["# Playbook reference", "", "Written by `lmcache-fleet schema --markdown`; a test keeps it so.", ""]
+    lines += ["Steps run in the order written. Any value may be a template over `vars`, `arch`, `prefix` and `host`;"]
+    lines += ["`{by_arch: {x86_64: …, aarch64: …}}` may stand for any value, and is spliced inside a list.", ""]
+    schema = Playbook.model_json_schema()
+    definitions = schema["$defs"]
+    titles = {"Playbook": "Top level", **{model.__name__: f"Step `{kind}`" for kind, model in STEP_KINDS.items()}}
+    others = [name for name in definitions if name not in titles]
+    for name in [*titles, *others]:
+        definition = schema if name == "Playbook" else definitions[name]
+        about = str(definition.get("description", "")).split("\n\n", maxsplit=1)[0]
+        lines += [f"## {titles.get(name, name)}", "", about, ""]
+        lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
+        for key, field in definition["properties"].items():
+            if key == "kind":
+                continue
+            default = f"`{field['default']!r}`" if "default" in field else "required"
+            about = field.get("description", "")
+            kind = "list of steps" if (name, key) == ("Playbook", "steps") else _type(field)
+            lines.append(f"| `{key}` | {kind} | {default if len(default) < 40 else 'empty'} | {about} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _type(field: dict[str, Any]) -> str:
+    """A field's type in words, from its JSON Schema."""
+    if "$ref" in field:
+        return str(field["$ref"]).rsplit("/", 1)[1]
+    if "anyOf" in field:
+        return " or ".join(_type(item) for item in field["anyOf"])
+    if "enum" in field:
+        return ", ".join(f"`{item}`" for item in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    kind = str(field.get("type", "any"))
+    if kind == "array":
+        return f"list of {_type(field.get('items', {}))}"
+    if kind == "object":
+        values = field.get("additionalProperties")
+        return f"mapping to {_type(values)}" if isinstance(values, dict) else "mapping"
+    return {"null": "nothing"}.get(kind, kind)
