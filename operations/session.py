@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import getpass
 import os
 import socket
@@ -22,9 +21,10 @@ from pyinfra.connectors.util import CommandOutput, make_unix_command_for_host
 from lmcache_fleet import survey
 from lmcache_fleet.changes import Change
 from lmcache_fleet.digest import canonical_json
-from lmcache_fleet.failures import Failure, explain, failure_table
+from lmcache_fleet.failures import explain
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.shell import words
+from operations.failing import note_failure
 
 T = TypeVar("T")
 Part = tuple[type[FactBase[Any]], dict[str, Any]]
@@ -153,10 +153,7 @@ class Session:
 
     def fail(self, fault: HostFault) -> None:
         """Note the host's failure for the table at the end of the run."""
-        _failures[self.host.name] = Failure(self.host.name, self.step, fault.cause, fault.remedy)
-        self.host.log_styled(f"{self.step}: {fault.cause}", fg="red")
-        if fault.remedy:
-            self.host.log_styled(f"remedy: {fault.remedy}", fg="yellow")
+        note_failure(self.host, self.step, fault.cause, fault.remedy)
 
     def progress(self, message: str) -> None:
         """A line about long work."""
@@ -296,16 +293,6 @@ class Session:
 
 
 _CONNECTION_REMEDY = "check that the host is up and that `ssh` reaches it, then run again"
-_failures: dict[str, Failure] = {}
-
-
-@atexit.register
-def _report() -> None:
-    # At exit, because pyinfra prints nothing more once a run was broken off, and a failure must not be lost then.
-    if _failures:
-        click.echo(failure_table(list(_failures.values())), err=True)
-
-
 _sessions: WeakKeyDictionary[Host, Session] = WeakKeyDictionary()
 
 

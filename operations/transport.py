@@ -6,13 +6,15 @@ import socket
 import sys
 from typing import Any
 
-from pyinfra.api import State
+from pyinfra.api import Host, State
 from pyinfra.api.exceptions import InventoryError
+from pyinfra.api.state import BaseStateCallback
 from pyinfra.connectors import util
 from pyinfra.connectors.ssh import SSHConnector
 
 from lmcache_fleet.inventory import data_layers, host_settings
 from lmcache_fleet.problems import InputError
+from operations.failing import note_failure
 
 
 def prepare_pyinfra() -> None:
@@ -48,6 +50,20 @@ def _ask_sudo_once() -> None:
     util.ASKPASS_COMMAND = util.ASKPASS_COMMAND.replace("#!/bin/sh\n", f"#!/bin/sh\n{once.replace('{', '{{')}\n", 1)
 
 
+class _Unreached(BaseStateCallback):
+    """Hosts that can't be reached are failures like any other: named, with cause and remedy."""
+
+    @staticmethod
+    def host_connect_error(state: State, host: Host, error: Exception) -> None:
+        text = str(error)
+        remedy = "check that it is up, its address and its SSH service"
+        if "host key" in text.lower() or "not found in known_hosts" in text:
+            remedy = "was it reimaged? Compare its new fingerprint by another way before you put it into known_hosts"
+        elif "authentication" in text.lower():
+            remedy = "check ssh_user and ssh_key of the host, and the key's place in authorized_keys"
+        note_failure(host, "connect", text, remedy)
+
+
 def _check_data_first() -> None:
     init = State.init
 
@@ -64,6 +80,7 @@ def _check_data_first() -> None:
             # pyinfra would do nothing and say that all went well.
             raise InventoryError("--limit matches no host of the inventory")
         init(self, inventory, *args, **kwargs)
+        self.add_callback_handler(_Unreached())
         # pyinfra asks at the terminal whether to go on without a failed host. Where there is none, the others go on,
         # the failed one is named, and the exit status tells.
         if not sys.stdin.isatty():

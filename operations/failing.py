@@ -1,0 +1,34 @@
+"""The failures of a run, and the table that names them at its end."""
+
+from __future__ import annotations
+
+import atexit
+
+import click
+from pyinfra.api import Host
+
+from lmcache_fleet.failures import Failure, failure_table
+
+_failures: dict[str, Failure] = {}
+
+
+def note_failure(host: Host, step: str, cause: str, remedy: str) -> None:
+    """Note why a host failed, and say it now; the first failure of a host is the one that counts.
+
+    Args:
+        host: the host.
+        step: what was being done.
+        cause: what went wrong.
+        remedy: what to do about it; empty when nobody knows.
+    """
+    _failures.setdefault(host.name, Failure(host.name, step, cause, remedy))
+    host.log_styled(f"{step}: {cause}", fg="red")
+    if remedy:
+        host.log_styled(f"remedy: {remedy}", fg="yellow")
+
+
+@atexit.register
+def _report() -> None:
+    # At exit, because pyinfra prints nothing more once a run was broken off, and a failure must not be lost then.
+    if _failures:
+        click.echo(failure_table(list(_failures.values())), err=True)
