@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from pyinfra.api import FactBase
 
+from lmcache_fleet.plain import Plain
+
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
+class Interpreter(Plain):
     """One interpreter.
 
     Args:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from pyinfra.api import FactBase
 
+from lmcache_fleet.plain import Plain
+
 _SCRIPT = """
 os=$(cat /etc/os-release 2>/dev/null || true)
 printf 'arch=%s\\n' "$(uname -m)"
@@ -30,7 +32,7 @@ printf 'disk_free_kb=%s\\n' "$(df -Pk "$d" | awk 'NR==2 {print $4}')"
 
 
 @dataclass(frozen=True, slots=True)
-class HostSystem:
+class HostSystem(Plain):
     """Facts of the host, None where it didn't say.
 
     Args:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from pyinfra.api import FactBase
 
+from lmcache_fleet.plain import Plain
+
 # The holder is found from /proc/locks by inode: needs neither fuser nor lsof, which bare hosts lack.
 _LOCK = """
 for f in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock; do
@@ -19,7 +21,7 @@ done
 
 
 @dataclass(frozen=True, slots=True)
-class InstalledPackages:
+class InstalledPackages(Plain):
     """Which distribution packages are there.
 
     Args:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pyinfra.api import FactBase
 
+from lmcache_fleet.plain import Plain
+
 # Not the toolkit's: set by the shell, by the login, or different at every read.
 _VOLATILE = frozenset(
     [
@@ -52,14 +54,13 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedEnv:
+class CapturedEnv(Plain):
     """What the scripts leave behind.
 
     Args:
         variables: name → value, without the volatile ones.
         missing: for each script of which no candidate exists, the candidates.
         failed: scripts that ended with an error or ended the shell.
-        unset: names that the scripts take away.
     """
 
     variables: dict[str, str]

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pyinfra.api import FactBase
 
 from lmcache_fleet.layout import STATE_DIRECTORY
+from lmcache_fleet.plain import Plain
 
 # Only these leave the host: an environment may hold secrets.
 _SHOWN = "LMCACHE_FLEET_RELEASE LMCACHE_FLEET_UNIT LMCACHE_FLEET_SECRETS PYTHONHASHSEED"
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Plain):
     """One unit.
 
     Args:
@@ -35,7 +36,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class SecretState:
+class SecretState(Plain):
     """A file with secrets, without the secrets.
 
     Args:
@@ -110,7 +111,7 @@ class Units(FactBase[dict[str, Unit]]):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceAccount:
+class ServiceAccount(Plain):
     """The account that a service runs under.
 
     Args:

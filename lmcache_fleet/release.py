@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmcache_fleet.digest import digest
+from lmcache_fleet.plain import Plain
 from lmcache_fleet.playbook.model import Playbook, StepBase, SystemPackagesStep, VerifyStep
 
 # Steps that make up a release. The others change the host (packages of the distribution) or look at it (evidence).
@@ -64,7 +65,7 @@ class ReleaseState:
 
 
 @dataclass(frozen=True, slots=True)
-class HostReleases:
+class HostReleases(Plain):
     """Everything under the prefix.
 
     Args:

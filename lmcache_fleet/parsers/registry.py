@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
+from lmcache_fleet.parsers import ascend_env, npu_smi
 from lmcache_fleet.problems import nearest
 
 Parser = Callable[[str], Any]
 
 # Each has `PARSERS`, name -> function of the text. A new vendor is one more line here.
-_MODULES = ("npu_smi", "ascend_env", "nvidia", "rocm", "xpu", "musa", "maca")
+_TABLES = (npu_smi.PARSERS, ascend_env.PARSERS)
 
 
 @lru_cache(maxsize=1)
 def parsers() -> dict[str, Parser]:
     """All parsers by name. A function takes a tool's output and returns plain data; none raises for any text."""
     found: dict[str, Parser] = {}
-    for name in _MODULES:
-        module = _module(name)
-        for parser, function in (module.PARSERS if module else {}).items():
-            if parser in found:
-                raise ValueError(f"two parsers are named {parser}")
-            found[parser] = function
+    for table in _TABLES:
+        twice = found.keys() & table.keys()
+        if twice:
+            raise ValueError(f"two parsers are named {', '.join(twice)}")
+        found.update(table)
     return dict(sorted(found.items()))
 
 
@@ -39,13 +37,3 @@ def parser(name: str) -> Parser:
     if name not in known:
         raise KeyError(f"no parser is named {name!r}{nearest(name, known)}")
     return known[name]
-
-
-def _module(name: str) -> ModuleType | None:
-    path = f"{__package__}.{name}"
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name != path:
-            raise
-        return None

@@ -41,6 +41,16 @@ def main():
         shutil.rmtree(work, ignore_errors=True)
 
 
+def keep_logs(work, folder):
+    """Keep what the engine and server wrote: with the evidence, for whoever has to find out why it failed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for top, _, files in os.walk(work):
+        for name in files:
+            if name.endswith(".log"):
+                os.makedirs(folder, exist_ok=True)
+                shutil.copyfile(os.path.join(top, name), os.path.join(folder, name))
+
+
 def run(request, release, user, work):
     """Do it in a directory of its own, which is also the working directory that vendors' compilers write to."""
     env = {"LANG": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -72,6 +82,8 @@ def run(request, release, user, work):
     command = [os.path.join(release, "venv/bin/python"), program, "--config", config, "--out", out]
     # stderr is progress; stdout stays ours.
     done = subprocess.run(command, cwd=work, env=env, stdout=sys.stderr, preexec_fn=demote, check=False)
+    folder = os.path.join(release, "evidence")
+    keep_logs(work, os.path.join(folder, request["stage"] + "-logs"))
     try:
         with open(out, encoding="utf-8") as handle:
             evidence = json.load(handle)
@@ -81,7 +93,6 @@ def run(request, release, user, work):
         )
         return done.returncode or 1
     evidence["subject"] = request["subject"]
-    folder = os.path.join(release, "evidence")
     os.makedirs(folder, exist_ok=True)
     staged = os.path.join(folder, request["stage"] + ".json.new")
     with open(staged, "w", encoding="utf-8") as handle:
