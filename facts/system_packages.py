@@ -33,16 +33,24 @@ class InstalledPackages(Plain):
     lock_holder: str | None
 
 
-class AptPackages(FactBase[InstalledPackages]):
-    """Versions of the named Debian packages.
-
-    + names: package names
-    """
+class _Packages(FactBase[InstalledPackages]):
+    """Both package managers' answers have one form."""
 
     @staticmethod
     def default() -> InstalledPackages:
         """None of them."""
         return InstalledPackages({}, None)
+
+    def process(self, output: list[str]) -> InstalledPackages:
+        """Read the command's output."""
+        return _installed(output)
+
+
+class AptPackages(_Packages):
+    """Versions of the named Debian packages.
+
+    + names: package names
+    """
 
     def command(self, names: list[str]) -> str:
         """The shell command that reads it."""
@@ -51,30 +59,17 @@ class AptPackages(FactBase[InstalledPackages]):
         query = f"dpkg-query -W -f='pkg\\t${{binary:Package}}\\t${{db:Status-Status}}\\t${{Version}}\\n' -- {quoted}"
         return f"{{ {query} 2>/dev/null || true; }}\n{_LOCK}true"
 
-    def process(self, output: list[str]) -> InstalledPackages:
-        """Read the command's output."""
-        return _installed(output)
 
-
-class DnfPackages(FactBase[InstalledPackages]):
+class DnfPackages(_Packages):
     """Versions of the named RPM packages.
 
     + names: package names
     """
 
-    @staticmethod
-    def default() -> InstalledPackages:
-        """None of them."""
-        return InstalledPackages({}, None)
-
     def command(self, names: list[str]) -> str:
         """The shell command that reads it."""
         quoted = " ".join(shlex.quote(name) for name in names)
         return f"rpm -q --qf 'pkg\\t%{{NAME}}\\tinstalled\\t%{{VERSION}}-%{{RELEASE}}\\n' {quoted} 2>/dev/null || true"
-
-    def process(self, output: list[str]) -> InstalledPackages:
-        """Read the command's output."""
-        return _installed(output)
 
 
 def _installed(output: list[str]) -> InstalledPackages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from pyinfra.api import Host, State
@@ -13,8 +14,11 @@ from pyinfra.connectors import util
 from pyinfra.connectors.ssh import SSHConnector
 
 from lmcache_fleet.inventory import data_layers, host_settings
-from lmcache_fleet.problems import InputError
+from lmcache_fleet.playbook.load import declared_variables
+from lmcache_fleet.problems import InputError, Problem, nearest
 from operations.failing import note_failure
+
+_PLAYBOOKS = Path(__file__).resolve().parent.parent / "playbooks"
 
 
 def prepare_pyinfra() -> None:
@@ -69,9 +73,16 @@ def _check_data_first() -> None:
 
     def checked_init(self: State, inventory: Any, *args: Any, **kwargs: Any) -> None:
         problems = []
+        declared = declared_variables(_PLAYBOOKS)
         for host in inventory:
             try:
-                host_settings(host.name, data_layers(inventory, host))
+                settings = host_settings(host.name, data_layers(inventory, host))
+                unknown = [name for name in settings.vars if name not in declared]
+                message = "a variable that no playbook has"
+                where = f"inventory data of {host.name}"
+                problems += [
+                    Problem(where, 0, 0, f"vars.{name}", message + nearest(name, declared)) for name in unknown
+                ]
             except InputError as error:
                 problems += error.problems
         if problems:

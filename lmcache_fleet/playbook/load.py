@@ -63,7 +63,9 @@ def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: 
         InputError: an override names no variable, a template fails, or a value is not of the schema.
     """
     raw_vars = document.data.get("vars") or {}
-    unknown = [name for name in given if name not in raw_vars and name not in _sibling_variables(document.file)]
+    unknown = [
+        name for name in given if name not in raw_vars and name not in declared_variables(Path(document.file).parent)
+    ]
     if unknown:
         raise InputError(
             [
@@ -86,10 +88,10 @@ def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: 
 
 
 @lru_cache(maxsize=16)
-def _sibling_variables(file: str) -> frozenset[str]:
-    """Variables of all playbooks beside this one: an inventory serves several, so theirs are no slips of the pen."""
+def declared_variables(folder: Path) -> frozenset[str]:
+    """Variables of all playbooks in a folder: an inventory serves several, so what any of them has is no slip."""
     names: set[str] = set()
-    for path in sorted(Path(file).parent.glob("*.yaml")):
+    for path in sorted(folder.glob("*.yaml")):
         try:
             data = read_document(path).data
         except InputError:
