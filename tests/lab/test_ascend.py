@@ -6,6 +6,7 @@ About eight minutes on two cores, of which the first test's fresh hosts take one
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,14 @@ UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 
 @pytest.fixture(scope="module")
 def fleet(lab: RunningLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Four fresh hosts with eight Ascend 910B3 each, and an empty artifact store."""
+    """Four fresh hosts with eight Ascend 910B3 each, and an empty artifact store.
+
+    LMCACHE_FLEET_TEST_REUSE names a store: hosts and store stay then, for work on single tests.
+    """
+    reuse = os.environ.get("LMCACHE_FLEET_TEST_REUSE")
+    if reuse:
+        yield Fleet(lab, Path(reuse))
+        return
     before = {name: lab.host(name).profile for name in HOSTS}
     lab.reimage(*HOSTS, profile="910b3x8")
     services.control(lab.lab.paths.lab)
