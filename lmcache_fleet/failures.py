@@ -57,6 +57,10 @@ def explain(output: Iterable[str], exit_hint: str = "") -> tuple[str, str]:
         found = pattern.search(text)
         if found:
             return f"{cause} [{_line_at(text, found.start())}]", remedy
+    said = [line for line in lines if line.lower().startswith("error:")]
+    if said:
+        # What went wrong first brought the rest about.
+        return said[0].split(":", 1)[1].strip(), ""
     telling = [line for line in lines if _TELLING.search(line)] or lines
     return (telling[-1] if telling else exit_hint or "the command failed and said nothing"), ""
 

@@ -49,6 +49,7 @@ def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[s
         "stage": step.stage,
         "programs": _programs(),
         "config": _merged(config, step.options),
+        "model": wanted.model_directory(service.model),
         "env": service_environment(service, target.name, wanted.config_path(target.name)),
         # On line it restarts the service, which only root can; off line it is whoever the service will be.
         "user": service.user if service.when and root and step.stage == "offline" else None,
@@ -76,7 +77,6 @@ def _settings(plan: HostPlan, step: VerifyStep, service: ServiceStep) -> dict[st
         # Since the main process's own start: what an earlier release wrote is no evidence.
         log = "journalctl -o cat --no-pager _SYSTEMD_INVOCATION_ID=$(systemctl show -p InvocationID --value "
         config["model"] = service.served_name
-        config["prompt"] = {"token_ids": [1000, 3000]}
         config["service"] = {
             "url": f"http://127.0.0.1:{service.port}",
             "restart_command": ["systemctl", "restart", VLLM_UNIT],

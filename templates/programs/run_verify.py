@@ -41,6 +41,15 @@ def main():
         shutil.rmtree(work, ignore_errors=True)
 
 
+def vocabulary(model):
+    """Number of token ids of a model; 0 when it doesn't say."""
+    try:
+        with open(os.path.join(model, "config.json"), encoding="utf-8") as handle:
+            return int(json.load(handle)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
 def keep_logs(work, folder):
     """Keep what the engine and server wrote: with the evidence, for whoever has to find out why it failed."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -63,9 +72,14 @@ def run(request, release, user, work):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as handle:
             handle.write(text)
+    settings = request["config"]
+    words = vocabulary(request["model"])
+    if words and settings["mode"] == "service":
+        # A service gives its model a name of its own, from which the program can't tell which token ids exist.
+        settings.setdefault("prompt", {}).setdefault("token_ids", [words // 4, words * 3 // 4])
     config, out = os.path.join(work, "config.json"), os.path.join(work, "evidence.json")
     with open(config, "w", encoding="utf-8") as handle:
-        json.dump(request["config"], handle)
+        json.dump(settings, handle)
     demote = None
     if user and os.geteuid() == 0:
         entry = pwd.getpwnam(user)
