@@ -14,8 +14,9 @@ from lmcache_fleet.layout import Layout, ReleaseLayout
 from lmcache_fleet.playbook.model import PackagesStep, VenvStep
 from lmcache_fleet.release import ReleaseState
 
-# uv finds no settings of its own on the host: the playbook is all that decides.
-_UV_ENV = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+# uv finds no settings of its own on the host: the playbook is all that decides. Certificates are the host's: a company's
+# own authority, which pip and apt know, is unknown to the ones that uv carries.
+UV_ENV = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "UV_SYSTEM_CERTS": "1"}
 _PIP_ENV = {"PIP_CONFIG_FILE": "/dev/null", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
 
@@ -59,7 +60,7 @@ def install_call(
     is_uv = venv.installer == "uv"
     if is_uv:
         argv = [uv, "pip", "install", "--python", release.python]
-        env = {**_UV_ENV, "UV_CACHE_DIR": layout.uv_cache, "UV_HTTP_RETRIES": str(step.retries)}
+        env = {**UV_ENV, "UV_CACHE_DIR": layout.uv_cache, "UV_HTTP_RETRIES": str(step.retries)}
     else:
         argv = [release.python, "-m", "pip", "install", "--retries", str(step.retries)]
         env = dict(_PIP_ENV)

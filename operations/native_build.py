@@ -16,7 +16,7 @@ from pyinfra.connectors.util import CommandOutput
 from facts.releases import Releases
 from lmcache_fleet.digest import digest
 from lmcache_fleet.envfile import parse_env
-from lmcache_fleet.installer import install_call
+from lmcache_fleet.installer import UV_ENV, install_call
 from lmcache_fleet.judge import build_key
 from lmcache_fleet.playbook.model import NativeBuildStep, PackagesStep, SourceStep
 from lmcache_fleet.shell import program_source, script, words, write_file
@@ -104,7 +104,7 @@ def _build(session: Session, plan: HostPlan, step: NativeBuildStep, key: dict[st
         "archive": base64.b64encode(tree.archive.read_bytes()).decode(),
         "archive_sha256": tree.sha256,
         "toolkit": parse_env(plan.wanted.toolkit_env or ""),
-        "env": {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_CACHE_DIR": layout.uv_cache, **step.env},
+        "env": {**UV_ENV, "UV_CACHE_DIR": layout.uv_cache, **step.env},
         "command": command,
         "version": step.version,
         "soc": step.soc,

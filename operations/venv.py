@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from facts.releases import Releases
 from lmcache_fleet.changes import Change
+from lmcache_fleet.installer import UV_ENV
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.model import VenvStep
 from lmcache_fleet.shell import exports, script, words
@@ -71,7 +72,7 @@ def venv(session: Session, plan: HostPlan, step: VenvStep) -> Commands:
     interpreter = _interpreter(plan)
     site = "--system-site-packages" if step.system_site_packages else ""
     if step.installer == "uv":
-        environment = exports({"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_CACHE_DIR": layout.uv_cache})
+        environment = exports({**UV_ENV, "UV_CACHE_DIR": layout.uv_cache})
         make = f"{environment} {words(uv_path(step, layout), 'venv', '--quiet', '--python', interpreter)} {site}"
     else:
         make = f"{words(interpreter, '-m', 'venv')} {site}"
