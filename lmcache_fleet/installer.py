@@ -14,8 +14,8 @@ from lmcache_fleet.layout import Layout, ReleaseLayout
 from lmcache_fleet.playbook.model import PackagesStep, VenvStep
 from lmcache_fleet.release import ReleaseState
 
-# uv finds no settings of its own on the host: the playbook is all that decides. Certificates are the host's: a company's
-# own authority, which pip and apt know, is unknown to the ones that uv carries.
+# uv finds no settings of its own on the host: the playbook is all that decides. Certificates are the host's: uv carries
+# some, and doesn't know a company's own authority, which pip and apt know.
 UV_ENV = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "UV_SYSTEM_CERTS": "1"}
 _PIP_ENV = {"PIP_CONFIG_FILE": "/dev/null", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
