@@ -17,6 +17,7 @@ class Change:
         after: its wanted state; None when it goes away.
         diff: lines of a unified diff, for texts.
         why: reason, where it isn't plain.
+        kept: the serving release has it already: it is put into the new one as it is.
     """
 
     what: str
@@ -24,6 +25,7 @@ class Change:
     after: str | None
     diff: tuple[str, ...] = ()
     why: str = ""
+    kept: bool = False
 
     def __str__(self) -> str:
         reason = f" ({self.why})" if self.why else ""

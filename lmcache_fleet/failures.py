@@ -78,7 +78,7 @@ def failure_table(failures: Sequence[Failure]) -> str:
     for column in ("host", "step", "cause", "remedy"):
         table.add_column(column, overflow="fold")
     for failure in sorted(failures, key=lambda item: item.host):
-        table.add_row(failure.host, failure.step, failure.cause, failure.remedy or "-")
+        table.add_row(failure.host, failure.step, failure.cause, failure.remedy or "see the output above")
     console = Console(file=io.StringIO(), width=140)
     console.print(table)
     file = console.file

@@ -125,7 +125,8 @@ def package_changes(step: PackagesStep, state: ReleaseState, before: ReleaseStat
         wanted = pin.removeprefix(requirement.name).removeprefix("==") or "any version"
         why = "installed twice" if len(versions) > 1 else ""
         if before and not versions and len(shown) == 1 and _satisfies(requirement, shown[0]):
-            wanted, why = shown[0], "unchanged, put into the new release"
+            changes.append(Change(name, shown[0], shown[0], kept=True))
+            continue
         changes.append(Change(name, " and ".join(shown) or None, wanted, why=why))
     if not changes:
         changes += _ownership_changes(step, state)

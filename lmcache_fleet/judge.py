@@ -144,8 +144,9 @@ def _venv(
         return [Change("venv", f"interrupted in {stopped_in}", "made anew")]
     if state.python and state.python.startswith(f"{step.python}."):
         return []
-    shown = state.python or (before.python if before else None)
-    return [Change("venv", shown, f"python {step.python}", why="" if state.python else "for the new release")]
+    if before and not state.python and (before.python or "").startswith(f"{step.python}."):
+        return [Change("venv", before.python, before.python, kept=True)]
+    return [Change("venv", state.python or (before.python if before else None), f"python {step.python}")]
 
 
 def _packages(
@@ -203,7 +204,7 @@ def _service(
     return [
         change
         if not before or state.texts or before.texts.get(change.what, {}).get("text") != old.get(change.what)
-        else Change(change.what, None, "new file", why="as in the serving release")
+        else Change(change.what, None, "new file", kept=True)
         for change in changes
     ]
 
@@ -216,7 +217,7 @@ def _texts(texts: dict[str, str], state: ReleaseState, before: ReleaseState | No
             continue
         earlier = before.texts.get(path, {}).get("text") if before and old is None else old
         if earlier == text:
-            changes.append(Change(path, None, "new file", why="as in the serving release"))
+            changes.append(Change(path, None, "new file", kept=True))
             continue
         change = text_change(path, earlier, text)
         if change:

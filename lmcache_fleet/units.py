@@ -24,7 +24,11 @@ _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 def _environment() -> Environment:
     # Autoescaping is for HTML; values that reach a unit are checked by the model and quoted here.
     return Environment(  # noqa: S701
-        loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 

@@ -64,10 +64,12 @@ def apply_playbook(path: str) -> None:
     A fault of this host fails this host alone; a fault of the playbook ends the run before any host is touched.
     """
     root = Path(__file__).resolve().parent.parent
+    # The imported name is a proxy for whichever host is in context: what is kept must be the host itself.
+    this = state.inventory.get_host(host.name)
     try:
         document = read_playbook(root / path)
-        settings = host_settings(host.name, data_layers(host.inventory, host))
-        session = session_for(state, host, Layout(settings.prefix))
+        settings = host_settings(this.name, data_layers(this.inventory, this))
+        session = session_for(state, this, Layout(settings.prefix))
         plan = HostPlan(session, document, settings.vars)
     except InputError as error:
         raise DeployError(str(error)) from error
@@ -81,9 +83,9 @@ def apply_playbook(path: str) -> None:
         _ = plan.target
     except HostFault as fault:
         session.fail(fault)
-        state.fail_hosts({host})
+        state.fail_hosts({this})
         return
-    for name, call in host.loop(list(_calls(session, plan, plan.playbook, settings))):
+    for name, call in this.loop(list(_calls(session, plan, plan.playbook, settings))):
         call(name=name)
 
 

@@ -144,7 +144,12 @@ class Session:
         """
         self.changes[self.step] = list(changes)
         if changes and self.state.config.DIFF:
+            kept = [change.what for change in changes if change.kept]
+            if kept:
+                self.host.log(f"{self.step}  put into the new release unchanged: {', '.join(kept)}")
             for change in changes:
+                if change.kept:
+                    continue
                 self.host.log(f"{self.step}  {click.style(str(change), fg='yellow')}")
                 for line in change.diff:
                     colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])

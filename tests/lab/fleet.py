@@ -81,7 +81,8 @@ class Result:
     @property
     def table(self) -> str:
         """The table of failures, its cells' lines joined host by host."""
-        _, _, text = self.err.partition(" failed\n┏")
+        found = re.search(r"^\d+ failed *\n┏(.*)", self.err, re.MULTILINE | re.DOTALL)
+        text = found[1] if found else ""
         rows: list[list[str]] = []
         for line in text.splitlines():
             if line.startswith("│"):
