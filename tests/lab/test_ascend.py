@@ -76,7 +76,8 @@ def test_a_second_run_changes_nothing_and_asks_each_host_once(fleet: Fleet, tmp_
     assert {host: (fleet.listing(host), fleet.main_pid(host)) for host in HOSTS} == before
 
 
-def test_a_dry_run_shows_files_and_pins_and_touches_nothing(fleet: Fleet) -> None:
+def test_a_dry_run_shows_files_and_pins_and_touches_nothing(converged: Fleet) -> None:
+    fleet = converged
     before = {host: fleet.listing(host) for host in HOSTS}
     result = fleet.run("--dry", "--diff", chunk_size=512, triton_ascend="3.2.1")
     assert result.code == 0
@@ -255,18 +256,20 @@ def test_killed_runs_leave_the_old_release_serving_and_the_next_goes_on(converge
     """kill -9 while packages are installed, during the native build, during the proof, and during the switch."""
     fleet = converged
     old, pid = fleet.serving("h1"), fleet.main_pid("h1")
+    earlier = set(fleet.releases("h1"))
     # An empty store, so that there is something to build.
     other = tmp_path / "artifacts"
     with fleet.watched("h1") as failures:
         for number, text in enumerate(("installing vllm-ascend", "building lmcache_ascend")):
             log = tmp_path / f"{number}.log"
-            with fleet.running(log, "-y", "--limit", "h1", artifacts=other, chunk_size=384) as run:
+            with fleet.running(log, "-y", "--limit", "h1", artifacts=other, chunk_size=448) as run:
                 run.until(text)
                 time.sleep(0.3)
                 run.kill()
             assert (fleet.serving("h1"), fleet.main_pid("h1")) == (old, pid)
         # Meanwhile somebody installs vLLM's own choice of triton over the vendor's, in the release that is half done.
-        half = next(iter(name for name in fleet.releases("h1") if not sealed(fleet, "h1", name)))
+        (half,) = set(fleet.releases("h1")) - earlier
+        assert not sealed(fleet, "h1", half)
         python = f"{PREFIX}/releases/{half}/venv/bin/python"
         index = fleet.lab.lab.reload().services["index_url"]
         fleet.root("h1", f"flock {PREFIX}/.step.lock true")
@@ -274,25 +277,25 @@ def test_killed_runs_leave_the_old_release_serving_and_the_next_goes_on(converge
             "h1",
             f"{UV} pip install --quiet --no-config --no-deps --reinstall --python {python} --index-url {index} triton",
         )
-        dry = fleet.run("--dry", "--diff", "--limit", "h1", chunk_size=384)
+        dry = fleet.run("--dry", "--diff", "--limit", "h1", chunk_size=448)
         assert any("packages triton-ascend" in line and "triton" in line for line in dry.diff["h1"]), dry.err
-        with fleet.running(tmp_path / "proof.log", "-y", "--limit", "h1", artifacts=other, chunk_size=384) as run:
+        with fleet.running(tmp_path / "proof.log", "-y", "--limit", "h1", artifacts=other, chunk_size=448) as run:
             run.until("verify offline")
             time.sleep(1.5)
             run.kill()
         assert (fleet.serving("h1"), fleet.main_pid("h1")) == (old, pid)
         assert failures() == []
-    with fleet.running(tmp_path / "switch.log", "-y", "--limit", "h1", artifacts=other, chunk_size=384) as run:
+    with fleet.running(tmp_path / "switch.log", "-y", "--limit", "h1", artifacts=other, chunk_size=448) as run:
         run.until("15 service: switching to")
         time.sleep(0.5)
         run.kill()
-    end = fleet.run("-y", "--json", "--limit", "h1", env={"LMCACHE_FLEET_ARTIFACTS": str(other)}, chunk_size=384)
+    end = fleet.run("-y", "--json", "--limit", "h1", env={"LMCACHE_FLEET_ARTIFACTS": str(other)}, chunk_size=448)
     assert end.code == 0, end.err
     assert fleet.serving("h1") == half, "no release was begun anew"
     assert fleet.active("h1")
     evidence = json.loads((other / "evidence/h1" / half / "online.json").read_text())
     assert evidence["ok"]
-    assert fleet.run("--dry", "--json", "--limit", "h1", chunk_size=384).planned == set()
+    assert fleet.run("--dry", "--json", "--limit", "h1", chunk_size=448).planned == set()
 
 
 def sealed(fleet: Fleet, host: str, release: str) -> bool:
