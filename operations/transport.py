@@ -47,11 +47,12 @@ def _switch_nagle_off() -> None:
 def _ask_sudo_once() -> None:
     # sudo asks its helper three times; with a wrong password that is three failures, and many sites lock the account
     # then. The second time in the life of one sudo process the helper answers nothing, and sudo gives up.
+    # noclobber: the mark is made by whoever comes first, and never through a link that somebody else put there.
     once = (
-        "d=/tmp/.lmcache-fleet-askpass-$(id -u); mkdir -p -m 700 $d; f=$d/$PPID-$(cut -d' ' -f22 /proc/$PPID/stat); "
-        "[ -e $f ] && exit 1; : > $f; find $d -type f -mmin +5 -delete 2>/dev/null"
+        "d=/tmp/.lmcache-fleet-askpass-$(id -u); mkdir -p -m 700 $d; [ -O $d ] || exit 1; set -C; "
+        ": > $d/$PPID-$(cut -d' ' -f22 /proc/$PPID/stat) || exit 1; find $d -type f -mmin +5 -delete 2>/dev/null"
     )
-    util.ASKPASS_COMMAND = util.ASKPASS_COMMAND.replace("#!/bin/sh\n", f"#!/bin/sh\n{once.replace('{', '{{')}\n", 1)
+    util.ASKPASS_COMMAND = util.ASKPASS_COMMAND.replace("#!/bin/sh\n", f"#!/bin/sh\n{once}\n", 1)
 
 
 class _Unreached(BaseStateCallback):
