@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
+import pyinfra
 from pyinfra.api import Host, State
 from pyinfra.api.exceptions import InventoryError
 from pyinfra.api.state import BaseStateCallback
@@ -29,6 +32,14 @@ def prepare_pyinfra() -> None:
     _switch_nagle_off()
     _ask_sudo_once()
     _check_data_first()
+    if pyinfra.is_cli:
+        signal.signal(signal.SIGINT, _interrupted)
+
+
+def _interrupted(signum: int, frame: object) -> None:
+    # pyinfra's own handler ends with 0, which says that all went well.
+    click.echo("interrupted: the release that serves is untouched; run again to go on", err=True)
+    sys.exit(128 + signum)
 
 
 def _switch_nagle_off() -> None:

@@ -245,6 +245,10 @@ class Started:
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
 
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+
     def wait(self, limit: float = 240) -> int:
         """Its exit status."""
         return self.process.wait(limit)

@@ -298,6 +298,19 @@ def test_killed_runs_leave_the_old_release_serving_and_the_next_goes_on(converge
     assert fleet.run("--dry", "--json", "--limit", "h1", chunk_size=448).planned == set()
 
 
+def test_ctrl_c_ends_the_run_and_the_next_one_goes_on(converged: Fleet, tmp_path: Path) -> None:
+    fleet = converged
+    old, pid = fleet.serving("h3"), fleet.main_pid("h3")
+    with fleet.running(tmp_path / "run.log", "-y", "--limit", "h3", chunk_size=432) as run:
+        run.until("installing vllm-ascend")
+        run.interrupt()
+        assert run.wait(60) != 0
+    assert (fleet.serving("h3"), fleet.main_pid("h3")) == (old, pid)
+    assert fleet.run("-y", "--limit", "h3", chunk_size=432).code == 0
+    assert fleet.serving("h3") != old
+    assert fleet.active("h3")
+
+
 def sealed(fleet: Fleet, host: str, release: str) -> bool:
     """Whether a release was verified."""
     return fleet.root(host, f"ls {PREFIX}/releases/{release}/sealed", check=False) != ""
