@@ -6,11 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from pyinfra.api import FactBase
 
 from facts.ascend import CannToolkits, Driver
+from facts.maca import MxSmi
+from facts.musa import MthreadsGmi
 from facts.npu_smi import NpuSmiBoard, NpuSmiInfo
+from facts.nvidia import NvidiaSmi
+from facts.rocm import RocmSmi
+from facts.xpu import XpuSmi
 from lmcache_fleet.accelerators import Accelerators
 from lmcache_fleet.parsers.ascend_version import ascend_version
 
@@ -64,7 +69,35 @@ def _ascend(read: Read) -> AcceleratorView:
     )
 
 
+def _one_tool(fact: type[FactBase[Accelerators]]) -> tuple[tuple[Part, ...], Callable[[Read], AcceleratorView]]:
+    """A vendor whose tool tells cards, driver and toolkit in one answer."""
+
+    def observe(read: Read) -> AcceleratorView:
+        seen: Accelerators = read(fact)
+        extra = seen.extra
+        toolkit = next((extra[name] for name in _TOOLKITS if extra.get(name)), None)
+        soc = next((str(chip.extra["gfx"]) for chip in seen.chips if chip.extra.get("gfx")), None)
+        return AcceleratorView(seen, soc, _version(toolkit), _version(seen.driver_version))
+
+    return ((fact, {}),), observe
+
+
+_TOOLKITS = ("toolkit_version", "cuda_version", "rocm_version", "maca_version")
+
+
+def _version(text: object) -> Version | None:
+    try:
+        return Version(str(text)) if text else None
+    except InvalidVersion:
+        return None
+
+
 _VENDORS: dict[str, tuple[tuple[Part, ...], Callable[[Read], AcceleratorView]]] = {
     "cpu": ((), _nothing),
     "ascend": (((NpuSmiInfo, {}), (NpuSmiBoard, {}), (CannToolkits, {}), (Driver, {})), _ascend),
+    "cuda": _one_tool(NvidiaSmi),
+    "rocm": _one_tool(RocmSmi),
+    "xpu": _one_tool(XpuSmi),
+    "musa": _one_tool(MthreadsGmi),
+    "maca": _one_tool(MxSmi),
 }

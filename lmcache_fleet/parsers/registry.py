@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from lmcache_fleet.parsers import ascend_env, npu_smi
+from lmcache_fleet.parsers import ascend_env, cpuinfo, maca, musa, npu_smi, nvidia, rocm, xpu
 from lmcache_fleet.problems import nearest
 
 Parser = Callable[[str], Any]
 
 # Each has `PARSERS`, name -> function of the text. A new vendor is one more line here.
-_TABLES = (npu_smi.PARSERS, ascend_env.PARSERS)
+_TABLES = tuple(module.PARSERS for module in (npu_smi, ascend_env, nvidia, rocm, xpu, musa, maca, cpuinfo))
 
 
 @lru_cache(maxsize=1)
