@@ -9,7 +9,7 @@ from typing import Any
 
 from lmcache_fleet.digest import digest
 from lmcache_fleet.plain import Plain
-from lmcache_fleet.playbook.model import Playbook, StepBase, SystemPackagesStep, VerifyStep
+from lmcache_fleet.playbook.model import Playbook, StepBase, SystemPackagesStep, VenvStep, VerifyStep
 
 # Steps that make up a release. The others change the host (packages of the distribution) or look at it (evidence).
 _OUTSIDE_A_RELEASE = (SystemPackagesStep, VerifyStep)
@@ -134,7 +134,14 @@ def release_steps(playbook: Playbook) -> list[StepBase]:
 
 def release_spec(playbook: Playbook, key: HostKey) -> dict[str, Any]:
     """What a release is made from: its steps and the host key, as plain data."""
-    steps = [step.model_dump(mode="json", exclude={"when"}) for step in release_steps(playbook)]
+    # Which uv does the installing, and where that came from, makes no other release.
+    aside = {"when", "uv"}
+    steps = [
+        step.model_dump(
+            mode="json", exclude=aside | {"index_url", "trusted_hosts"} if isinstance(step, VenvStep) else aside
+        )
+        for step in release_steps(playbook)
+    ]
     return {"playbook": playbook.name, "steps": steps, "host": key.as_json()}
 
 
