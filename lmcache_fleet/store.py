@@ -127,10 +127,15 @@ class WheelStore:
         return Wheel(target / wheel.name, sha256, key)
 
 
+def evidence_path(host: str, release: str, stage: str, root: Path | None = None) -> Path:
+    """Where a host's evidence is kept on the control machine."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", host)
+    return (root or store_root()) / "evidence" / name / release / f"{stage}.json"
+
+
 def save_evidence(host: str, release: str, stage: str, evidence: dict[str, Any], root: Path | None = None) -> Path:
     """Keep a host's evidence on the control machine, by host and release."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", host)
-    path = (root or store_root()) / "evidence" / name / release / f"{stage}.json"
+    path = evidence_path(host, release, stage, root)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(evidence, indent=1, sort_keys=True), encoding="utf-8")

@@ -15,7 +15,7 @@ from lmcache_fleet.judge import damage, evidence_change, evidence_subject
 from lmcache_fleet.playbook.model import LmcacheConfigStep, ServiceStep, VerifyStep
 from lmcache_fleet.release import ReleaseState
 from lmcache_fleet.shell import program_source, words
-from lmcache_fleet.store import save_evidence
+from lmcache_fleet.store import evidence_path, save_evidence
 from lmcache_fleet.units import VLLM_UNIT, connector_config, service_environment
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
@@ -124,6 +124,10 @@ def verify(session: Session, plan: HostPlan, step: VerifyStep) -> Commands:
     if step.stage == "offline" and not changes and not target.state.sealed:
         changes = evidence_change(step, plan.wanted, ReleaseState(target.name))
     if not session.show(changes):
+        known = target.state.evidence.get(step.stage)
+        if known and session.executing and not evidence_path(session.host.name, target.name, step.stage).exists():
+            # Made when nobody fetched it: by a run whose control process was killed, or from another control machine.
+            save_evidence(session.host.name, target.name, step.stage, known)
         session.host.noop(f"{step.stage} evidence is there")
         return
     if session.executing and step.stage == "offline":
