@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 _RULES = Path(__file__).parent / "rules" / "failures.yaml"
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -78,7 +79,9 @@ def failure_table(failures: Sequence[Failure]) -> str:
     for column in ("host", "step", "cause", "remedy"):
         table.add_column(column, overflow="fold")
     for failure in sorted(failures, key=lambda item: item.host):
-        table.add_row(failure.host, failure.step, failure.cause, failure.remedy or "see the output above")
+        cells = (failure.host, failure.step, failure.cause, failure.remedy or "see the output above")
+        # Text, not markup: outputs are full of brackets.
+        table.add_row(*(Text(cell) for cell in cells))
     console = Console(file=io.StringIO(), width=140)
     console.print(table)
     file = console.file

@@ -21,6 +21,7 @@ from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import HostFault, Session
 
+_SETTLE = 4
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -79,7 +80,8 @@ def _settings(plan: HostPlan, step: VerifyStep, service: ServiceStep) -> dict[st
         config["model"] = service.served_name
         config["service"] = {
             "url": f"http://127.0.0.1:{service.port}",
-            "restart_command": ["systemctl", "restart", VLLM_UNIT],
+            # A second tier is written after the answer went out; a restart at once would cut that off.
+            "restart_command": ["sh", "-c", f"sleep {_SETTLE} && systemctl restart {VLLM_UNIT}"],
             "log_command": ["sh", "-c", f"{log}{VLLM_UNIT})"],
             "pid_command": ["systemctl", "show", "-p", "MainPID", "--value", VLLM_UNIT],
         }
