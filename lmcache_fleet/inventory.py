@@ -70,6 +70,12 @@ class HostSettings(StrictModel):
 _LOOKALIKE_CUTOFF_KEYS = ("variables", "var", "keep_release", "failure_domains", "prefixes")
 
 
+def _message(text: str, location: tuple[int | str, ...], value: object) -> str:
+    message = text.removeprefix("Value error, ")
+    # A secret put where its source belongs must not be shown back.
+    return message if location[:1] == ("secrets",) else f"{message}; got {value!r}"
+
+
 def data_layers(inventory: Any, host: Any) -> list[Mapping[str, Any]]:
     """A host's data as pyinfra holds it, from the most general to the most special.
 
@@ -119,7 +125,7 @@ def host_settings(name: str, layers: Iterable[Mapping[str, Any]]) -> HostSetting
                     0,
                     0,
                     ".".join(str(part) for part in detail["loc"]),
-                    f"{detail['msg'].removeprefix('Value error, ')}; got {detail['input']!r}",
+                    _message(detail["msg"], detail["loc"], detail["input"]),
                 )
                 for detail in error.errors(include_url=False)
             ]

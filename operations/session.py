@@ -126,7 +126,9 @@ class Session:
             )
         except Exception as error:
             # Whatever the transport throws (timeouts, SSH and socket errors) is this host's trouble alone.
-            raise HostFault(f"reading the host failed: {error or type(error).__name__}", _CONNECTION_REMEDY) from error
+            raise HostFault(
+                f"reading the host failed: {str(error) or type(error).__name__}", _CONNECTION_REMEDY
+            ) from error
         parts = survey.split(output.stdout_lines)
         if not parts:
             cause, remedy = explain(output.stderr_lines, "the host answered nothing")
@@ -235,7 +237,7 @@ class Session:
             self.fail(fault)
             return False
         except (TimeoutError, OSError, EOFError) as error:
-            self.fail(HostFault(f"the connection failed: {error or type(error).__name__}", _CONNECTION_REMEDY))
+            self.fail(HostFault(f"the connection failed: {str(error) or type(error).__name__}", _CONNECTION_REMEDY))
             return False
         return True
 
@@ -330,5 +332,6 @@ def _processed(cls: type[FactBase[Any]], part: survey.PartOutput | None) -> Any:
         return default if not part.lines and default is not None else cls().process(list(part.lines))
     except FactProcessError as error:
         return HostFault(f"{cls.__name__}: {error}")
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except Exception as error:
+        # pyinfra ends the run of every host at an exception of one host's fact.
         return HostFault(f"{cls.__name__}: its answer can't be read ({error})")

@@ -203,12 +203,10 @@ def test_with_yes_the_survey_of_the_plan_still_stands(session: Session, host: Ho
         pytest.param(
             RaisingAttribute,
             "RaisingAttribute",
-            marks=pytest.mark.xfail(strict=True, raises=AttributeError, reason="bug: _processed lets it out"),
         ),
         pytest.param(
             RaisingOther,
             "RaisingOther",
-            marks=pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="bug: _processed lets it out"),
         ),
     ],
 )
@@ -240,7 +238,6 @@ def test_an_answer_cut_off_is_a_fault_of_the_parts_that_are_missing(session: Ses
     assert caught.value.remedy
 
 
-@pytest.mark.xfail(strict=True, reason="bug: an exception is always true, so `error or type(error).__name__` is empty")
 @pytest.mark.parametrize("error", [TimeoutError(), EOFError()])
 def test_a_transport_that_breaks_without_a_word_is_still_named(session: Session, host: Host, error: Exception) -> None:
     host.error = error
