@@ -333,13 +333,20 @@ class MpServer(StrictModel):
     l2_adapter: dict[str, Any] | None = None
     args: list[str] = []
 
+    @model_validator(mode="after")
+    def _stays_on_loopback(self) -> MpServer:
+        # Neither side of the server asks who is there.
+        if any(word.startswith(("--host", "--http-host")) for word in self.args):
+            raise ValueError("the server has no authentication: it listens on loopback, and args can't change that")
+        return self
+
 
 class ServiceStep(StepBase):
     """systemd units: vLLM with the connector, and the LMCache server in MP mode."""
 
     kind: Literal["service"] = "service"
     model: PlainName = Field(description="name of the model step")
-    served_name: str = "default"
+    served_name: Argument = "default"
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     connector: Connector
@@ -349,8 +356,8 @@ class ServiceStep(StepBase):
     secrets: list[PlainName] = Field(default=[], description="names of inventory secrets put into the environment")
     user: PlainName = "lmcache"
     groups: list[PlainName] = Field(default=[], description="supplementary groups, those that exist")
-    devices: list[str] = Field(default=[], description="device patterns the sandbox allows; empty allows all")
-    memlock: str = "infinity"
+    devices: list[Argument] = Field(default=[], description="device patterns the sandbox allows; empty allows all")
+    memlock: PlainName = "infinity"
     start_timeout: int = Field(default=1200, ge=1)
 
 

@@ -114,7 +114,6 @@ def test_both_ports_of_the_server_are_loopback_only() -> None:
     assert after(argv(files(step())["bin/vllm"]), "--host") == ["127.0.0.1"]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: server.args come last and may open the ports to everybody")
 @pytest.mark.parametrize("words", [["--host", "0.0.0.0"], ["--http-host=0.0.0.0"]])
 def test_arguments_do_not_open_the_servers_ports(words: list[str]) -> None:
     with pytest.raises(ValidationError):
@@ -151,7 +150,6 @@ def test_the_environment_names_the_release_whatever_the_step_says() -> None:
     }
 
 
-@pytest.mark.xfail(strict=True, reason="bug: texts with line breaks reach unit files and become directives")
 @pytest.mark.parametrize(
     "fields",
     [
