@@ -89,7 +89,8 @@ def install_call(
     if not step.build_isolation:
         argv.append("--no-build-isolation")
     for option, lines in (("override", step.overrides), ("constraint", step.constraints)):
-        if lines:
+        # pip knows no overrides; there they are left out, and its resolver says what then can't be had.
+        if lines and (is_uv or option == "constraint"):
             path = f"requirements/{step.name}.{option}.txt"
             files[path] = "".join(f"{line}\n" for line in lines)
             argv += [f"--{option}", release.file(path)]

@@ -69,6 +69,12 @@ def _check_env(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
+def _check_inside(path: str) -> str:
+    if ".." in path.split("/"):
+        raise ValueError("must stay inside the tree")
+    return path
+
+
 def _check_argument(text: str) -> str:
     # A value handed to a tool as an argument must not be read as one of its options.
     if text.startswith("-") or any(char in text for char in "\n\r\0"):
@@ -227,7 +233,7 @@ class PackagesStep(StepBase):
 class Patch(StrictModel):
     """A change to one file of a source tree."""
 
-    path: str = Field(pattern=r"^[^/\n][^\n]*$")
+    path: Annotated[str, AfterValidator(_check_inside)] = Field(pattern=r"^[^/\n][^\n]*$")
     find: str = Field(
         min_length=1, description="text that must stand in the file exactly once or more; the first is replaced"
     )

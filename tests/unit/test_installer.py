@@ -77,7 +77,6 @@ def test_uv_knows_every_flag_that_it_is_given() -> None:
     assert broken.returncode != 0
 
 
-@pytest.mark.xfail(strict=True, reason="bug: pip has no --override; the step should be refused or the flag left out")
 def test_pip_is_not_given_overrides() -> None:
     assert "--override" not in everything("pip").argv
 
