@@ -39,7 +39,7 @@ def put(path, text, mode=0o644):
 def read(path):
     """A file's text, or None."""
     try:
-        with open(path, encoding="utf-8") as handle:
+        with open(path, encoding="utf-8", errors="replace") as handle:
             return handle.read()
     except OSError:
         return None
@@ -154,15 +154,27 @@ def prove(request):
     """Run the on-line verification; the reason when it fails."""
     if not request.get("verify"):
         return None
-    done = subprocess.run(
+    # Its progress goes through us: with the control machine gone, writing would fail it, and a good release would be
+    # taken back for that.
+    child = subprocess.Popen(
         [sys.executable, "-c", request["runner"]],
-        input=json.dumps(request["verify"]),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         universal_newlines=True,
-        check=False,
     )
-    say(done.stdout.rstrip())
-    return None if done.returncode == 0 else "the on-line verification failed"
+    child.stdin.write(json.dumps(request["verify"]))
+    child.stdin.close()
+    for line in child.stdout:
+        say(line.rstrip())
+    return None if child.wait() == 0 else "the on-line verification failed"
+
+
+def started_from(unit):
+    """The release that the unit's running process was started from; None when none runs."""
+    environment = read("/proc/%s/environ" % show(unit).get("MainPID", "0")) or ""
+    found = dict(item.split("=", 1) for item in environment.split("\0") if "=" in item)
+    return found.get("LMCACHE_FLEET_RELEASE")
 
 
 def main():
@@ -186,7 +198,9 @@ def main():
     for name, text in units.items():
         put(os.path.join(UNIT_FOLDER, name), text)
     link(prefix, release)
-    wrong = restart(request, names) if request["restart"] or pending else None
+    # The plan was made before the wait for the host's lock: what runs now decides.
+    stale = pending or before != release or any(started_from(name) != release for name in names)
+    wrong = restart(request, names) if request["restart"] or stale else None
     wrong = wrong or prove(request)
     if wrong is None:
         systemctl("enable", "--quiet", *names)

@@ -262,7 +262,7 @@ def test_killed_runs_leave_the_old_release_serving_and_the_next_goes_on(converge
     with fleet.watched("h1") as failures:
         for number, text in enumerate(("installing vllm-ascend", "building lmcache_ascend")):
             log = tmp_path / f"{number}.log"
-            with fleet.running(log, "-y", "--limit", "h1", artifacts=other, chunk_size=448) as run:
+            with fleet.running(log, "-y", "--limit", "h1", artifacts=other, chunk_size=480) as run:
                 run.until(text)
                 time.sleep(0.3)
                 run.kill()
@@ -277,25 +277,25 @@ def test_killed_runs_leave_the_old_release_serving_and_the_next_goes_on(converge
             "h1",
             f"{UV} pip install --quiet --no-config --no-deps --reinstall --python {python} --index-url {index} triton",
         )
-        dry = fleet.run("--dry", "--diff", "--limit", "h1", chunk_size=448)
+        dry = fleet.run("--dry", "--diff", "--limit", "h1", chunk_size=480)
         assert any("packages triton-ascend" in line and "triton" in line for line in dry.diff["h1"]), dry.err
-        with fleet.running(tmp_path / "proof.log", "-y", "--limit", "h1", artifacts=other, chunk_size=448) as run:
+        with fleet.running(tmp_path / "proof.log", "-y", "--limit", "h1", artifacts=other, chunk_size=480) as run:
             run.until("verify offline")
             time.sleep(1.5)
             run.kill()
         assert (fleet.serving("h1"), fleet.main_pid("h1")) == (old, pid)
         assert failures() == []
-    with fleet.running(tmp_path / "switch.log", "-y", "--limit", "h1", artifacts=other, chunk_size=448) as run:
+    with fleet.running(tmp_path / "switch.log", "-y", "--limit", "h1", artifacts=other, chunk_size=480) as run:
         run.until("15 service: switching to")
         time.sleep(0.5)
         run.kill()
-    end = fleet.run("-y", "--json", "--limit", "h1", env={"LMCACHE_FLEET_ARTIFACTS": str(other)}, chunk_size=448)
+    end = fleet.run("-y", "--json", "--limit", "h1", env={"LMCACHE_FLEET_ARTIFACTS": str(other)}, chunk_size=480)
     assert end.code == 0, end.err
     assert fleet.serving("h1") == half, "no release was begun anew"
     assert fleet.active("h1")
     evidence = json.loads((other / "evidence/h1" / half / "online.json").read_text())
     assert evidence["ok"]
-    assert fleet.run("--dry", "--json", "--limit", "h1", chunk_size=448).planned == set()
+    assert fleet.run("--dry", "--json", "--limit", "h1", chunk_size=480).planned == set()
 
 
 def test_ctrl_c_ends_the_run_and_the_next_one_goes_on(converged: Fleet, tmp_path: Path) -> None:
