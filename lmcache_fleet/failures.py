@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmcache_fleet.evidence_log import strip_ansi
+
 _RULES = Path(__file__).parent / "rules" / "failures.yaml"
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TELLING = re.compile(
     r"error|fatal|failed|denied|no such|cannot|can't|unable|not found|refused|timed out", re.IGNORECASE
 )
@@ -51,7 +52,7 @@ def explain(output: Iterable[str], exit_hint: str = "") -> tuple[str, str]:
         output: its lines, standard error included.
         exit_hint: said when the output tells nothing.
     """
-    lines = [_ANSI.sub("", line).strip() for line in output]
+    lines = [strip_ansi(line).strip() for line in output]
     lines = [line for line in lines if line]
     text = "\n".join(lines)
     for pattern, cause, remedy in _known():

@@ -239,6 +239,9 @@ def evidence_change(step: VerifyStep, wanted: Wanted, state: ReleaseState) -> li
     if differs:
         shown = ", ".join(f"{name} {subject.get(name)}" for name in differs)
         return [Change(label, f"for {shown}", ", ".join(f"{name} {now[name]}" for name in differs))]
+    if step.stage == "offline" and not state.sealed:
+        # Cut off between the proof and the seal: only a proof that sealed the release counts.
+        return [Change(label, None, "a proven cache hit")]
     return []
 
 

@@ -6,12 +6,13 @@ import base64
 import json
 import shlex
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-PROGRAMS = Path(__file__).resolve().parent.parent / "templates" / "programs"
+from lmcache_fleet.repository import ROOT
+
+PROGRAMS = ROOT / "templates" / "programs"
 
 
 def words(*arguments: str) -> str:
@@ -58,8 +59,3 @@ def write_file(path: str, text: str, mode: str = "0644") -> str:
 def script(*commands: str | None) -> str:
     """Commands joined so that the first failure ends the script; None entries are left out."""
     return " && ".join(f"{{ {command}; }}" for command in commands if command)
-
-
-def joined(items: Iterable[str]) -> str:
-    """Items for a message: `a, b, c`."""
-    return ", ".join(items)

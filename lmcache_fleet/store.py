@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from lmcache_fleet.digest import digest
+from lmcache_fleet.repository import ROOT
 
 
 def store_root() -> Path:
     """`$LMCACHE_FLEET_ARTIFACTS`, or `artifacts/` in the checkout."""
     given = os.environ.get("LMCACHE_FLEET_ARTIFACTS")
-    return Path(given) if given else Path(__file__).resolve().parent.parent / "artifacts"
+    return Path(given) if given else ROOT / "artifacts"
 
 
 def file_sha256(path: Path) -> str:

@@ -6,7 +6,6 @@ import json
 import shlex
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -14,10 +13,11 @@ from lmcache_fleet.digest import text_digest
 from lmcache_fleet.envfile import render_env
 from lmcache_fleet.layout import Layout, ReleaseLayout
 from lmcache_fleet.playbook.model import Connector, MpServer, ServiceStep
+from lmcache_fleet.repository import ROOT
 
 VLLM_UNIT = "lmcache-fleet-vllm.service"
 SERVER_UNIT = "lmcache-fleet-server.service"
-_TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+_TEMPLATES = ROOT / "templates"
 
 
 @lru_cache(maxsize=1)

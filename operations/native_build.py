@@ -94,9 +94,8 @@ def _build(session: Session, plan: HostPlan, step: NativeBuildStep, key: dict[st
     release = layout.release(target.name)
     tree = plan.trees()[step.source]
     work = f"{layout.prefix}/builds/{step.package}-{digest(key, 20)}"
-    venv = plan.venv
-    is_uv = venv is not None and venv.installer == "uv"
-    if is_uv and venv is not None:
+    venv = plan.needed_venv()
+    if venv.installer == "uv":
         command = [uv_path(venv, layout), "build", "--wheel", "--no-build-isolation", "--python", release.python]
         command += ["--out-dir", "@OUT@", "@TREE@"]
     else:
@@ -144,9 +143,7 @@ def _build(session: Session, plan: HostPlan, step: NativeBuildStep, key: dict[st
 
 
 def _install(session: Session, plan: HostPlan, step: NativeBuildStep, wheel: Wheel) -> Commands:
-    layout, venv = session.layout, plan.venv
-    if venv is None:
-        raise HostFault("the playbook has no venv step")
+    layout, venv = session.layout, plan.needed_venv()
     release = layout.release(plan.target.name)
     folder = f"{layout.prefix}/cache/wheels/{wheel.sha256[:16]}"
     there = f"{folder}/{wheel.path.name}"

@@ -12,7 +12,7 @@ from lmcache_fleet.playbook.model import PackagesStep
 from lmcache_fleet.shell import exports, script, words, write_file
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 from operations.venv import uv_path
 
 
@@ -25,9 +25,7 @@ def packages(session: Session, plan: HostPlan, step: PackagesStep) -> Commands:
     if not session.show(plan.changes(step)):
         session.host.noop(f"installed: {', '.join(step.wanted)}")
         return
-    venv = plan.venv
-    if venv is None:
-        raise HostFault("the playbook has no venv step", "put a venv step before the packages steps")
+    venv = plan.needed_venv()
     layout = session.layout
     release = layout.release(plan.target.name)
     offered = session.read(PipWheelFolders) if step.machine_wheels else ()

@@ -7,7 +7,7 @@ from typing import Any
 
 from facts.interpreters import Interpreters, PipWheelFolders
 from facts.releases import Releases
-from facts.system import System
+from facts.system import HostSystem, System
 from facts.system_packages import AptPackages, DnfPackages
 from facts.toolkit_env import ToolkitEnv
 from facts.units import Account, SecretFile, Units
@@ -65,11 +65,16 @@ class HostPlan:
     def playbook(self) -> Playbook:
         """The playbook, rendered for the host's architecture."""
         if self._playbook is None:
-            arch = self.session.read(System, prefix=self.session.layout.prefix).arch
+            arch = self.system.arch
             if arch is None:
                 raise HostFault("the host doesn't tell its architecture")
             self._playbook = self._resolved(arch)
         return self._playbook
+
+    @property
+    def system(self) -> HostSystem:
+        """The host itself."""
+        return self.session.read(System, prefix=self.session.layout.prefix)
 
     @property
     def vendor(self) -> str:
@@ -83,7 +88,7 @@ class HostPlan:
 
     def observed(self) -> Observed:
         """What of the host the playbook's requirements are about."""
-        system = self.session.read(System, prefix=self.session.layout.prefix)
+        system = self.system
         accelerator = observe_accelerator(self.vendor, self.session.read)
         return Observed(
             arch=system.arch,
@@ -107,6 +112,16 @@ class HostPlan:
         """The playbook's venv step."""
         steps = self.playbook.of_kind(VenvStep)
         return steps[0] if steps else None
+
+    def needed_venv(self) -> VenvStep:
+        """The same, for steps that can't do without.
+
+        Raises:
+            HostFault: there is none.
+        """
+        if self.venv is None:
+            raise HostFault("the playbook has no venv step", "put a venv step before the packages steps")
+        return self.venv
 
     @property
     def wanted(self) -> Wanted:
@@ -141,7 +156,7 @@ class HostPlan:
         if self._made is not None and self._made[0] == self.session.generation:
             return self._made
         observed = self.observed()
-        system = self.session.read(System, prefix=self.session.layout.prefix)
+        system = self.system
         key = HostKey(
             arch=system.arch or "",
             os_id=system.os_id,
@@ -161,8 +176,9 @@ class HostPlan:
         offline = [step for step in self.playbook.of_kind(VerifyStep) if step.stage == "offline"]
 
         def wrong(state: ReleaseState) -> list[str]:
-            evidence = [str(change) for step in offline for change in evidence_change(step, wanted, state)]
-            return damage(wanted, releases, state) + (evidence if not state.evidence else [])
+            unproved = [] if state.evidence else offline
+            lost = [str(change) for step in unproved for change in evidence_change(step, wanted, state)]
+            return damage(wanted, releases, state) + lost
 
         target = choose_target(releases, release_spec(self.playbook, key), wrong)
         self._made = (self.session.generation, wanted, target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pyinfra import host, state
@@ -28,6 +27,7 @@ from lmcache_fleet.playbook.model import (
     VerifyStep,
 )
 from lmcache_fleet.problems import InputError
+from lmcache_fleet.repository import ROOT
 from lmcache_fleet.requirements import shortfalls
 from operations.lmcache_config import lmcache_config
 from operations.model import model
@@ -46,7 +46,6 @@ Call = tuple[str, Callable[..., Any]]
 
 _STEPS: dict[type[StepBase], Callable[..., Any]] = {
     ToolkitEnvStep: toolkit_env,
-    VenvStep: venv,
     PackagesStep: packages,
     SourceStep: source,
     NativeBuildStep: native_build,
@@ -63,11 +62,10 @@ def apply_playbook(path: str) -> None:
 
     A fault of this host fails this host alone; a fault of the playbook ends the run before any host is touched.
     """
-    root = Path(__file__).resolve().parent.parent
     # The imported name is a proxy for whichever host is in context: what is kept must be the host itself.
     this = state.inventory.get_host(host.name)
     try:
-        document = read_playbook(root / path)
+        document = read_playbook(ROOT / path)
         settings = host_settings(this.name, data_layers(this.inventory, this))
         session = session_for(state, this, Layout(settings.prefix))
         plan = HostPlan(session, document, settings.vars)
@@ -92,11 +90,12 @@ def apply_playbook(path: str) -> None:
 def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostSettings) -> Iterator[Call]:
     """The operations of a playbook, in order, each with its name.
 
-    The release's directory is made before the first step that puts something into it, the service's account before
-    anything is proved as that account, and old releases go last.
+    The release's directory is made before the first step that puts something into it, the service's account and files
+    before anything is proved as that account or started, and old releases go last.
     """
     made = False
     services = playbook.of_kind(ServiceStep)
+    unprepared = list(services)
     for number, step in enumerate(playbook.steps, start=1):
         if not step.when:
             continue
@@ -107,6 +106,10 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
         if not made:
             made = True
             yield f"{number:02d} release", partial(release, session, plan)
+        if unprepared and (isinstance(step, ServiceStep) or (isinstance(step, VerifyStep) and step.stage == "offline")):
+            wanted = unprepared.pop()
+            yield f"{number:02d} account", partial(account, session, plan, wanted)
+            yield f"{number:02d} service files", partial(service_files, session, plan, wanted)
         if isinstance(step, VenvStep):
             yield f"{number:02d} installer", partial(installer_tool, session, plan, step)
             yield label, partial(venv, session, plan, step)
@@ -115,9 +118,6 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
                 yield f"{number:02d} secrets", partial(secrets, session, plan, step, settings.secrets)
             yield label, partial(service, session, plan, step, settings.secrets)
         elif isinstance(step, VerifyStep):
-            if step.stage == "offline" and services:
-                yield f"{number:02d} account", partial(account, session, plan, services[0])
-                yield f"{number:02d} service files", partial(service_files, session, plan, services[0])
             yield label, partial(verify, session, plan, step)
         else:
             yield label, partial(_STEPS[type(step)], session, plan, step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from facts.releases import Releases
-from facts.system import System
 from facts.units import Account, SecretFile, Unit, Units
 from lmcache_fleet.changes import Change, text_change
 from lmcache_fleet.digest import text_digest
@@ -72,7 +71,7 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
     target, host = plan.target, plan.releases
     digest = None
     if step.secrets:
-        digest = parse_env(_secret_file(session, step, sources)[0])["LMCACHE_FLEET_SECRETS"]
+        digest = parse_env(_secret_file(plan, step, sources)[0])["LMCACHE_FLEET_SECRETS"]
     changes = unit_changes(wanted, units, target.name, digest)
     needs_restart = any(change.what.startswith("process of") for change in changes)
     if host.current != target.name:
@@ -89,8 +88,6 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
         "prefix": session.layout.prefix,
         "release": target.name,
         "units": wanted,
-        "user": step.user,
-        "groups": list(groups),
         "restart": needs_restart,
         "health": f"http://127.0.0.1:{step.port}/health",
         "start_timeout": step.start_timeout,
@@ -117,7 +114,7 @@ def secrets(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
     + sources: where the control machine takes each from
     """
     path = session.layout.secrets("service")
-    text, wanted = _secret_file(session, step, sources)
+    text, wanted = _secret_file(plan, step, sources)
     seen = session.read(SecretFile, path=path)
     changes = []
     if seen.digest != wanted:
@@ -133,7 +130,7 @@ def secrets(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
     session.forget(SecretFile)
 
 
-def _secret_file(session: Session, step: ServiceStep, sources: dict[str, SecretSource]) -> tuple[str, str]:
+def _secret_file(plan: HostPlan, step: ServiceStep, sources: dict[str, SecretSource]) -> tuple[str, str]:
     """The file's text, and the digest by which the host's file and process are compared."""
     variables = {}
     for name in step.secrets:
@@ -143,7 +140,7 @@ def _secret_file(session: Session, step: ServiceStep, sources: dict[str, SecretS
             variables[name] = sources[name].value()
         except LookupError as error:
             raise HostFault(f"the secret '{name}' can't be had: {error}", "make it available, then run again") from None
-    salt = f"{session.read(System, prefix=session.layout.prefix).machine_id}\n"
+    salt = f"{plan.system.machine_id}\n"
     variables["LMCACHE_FLEET_SECRETS"] = text_digest(salt + render_env(variables))[:12]
     text = render_env(variables)
     return text, text_digest(salt + text)

@@ -64,7 +64,6 @@ class Session:
         self.host = host
         self.layout = layout
         self.step = "start"
-        self.changes: dict[str, list[Change]] = {}
         self.generation = 0
         self._parts: dict[str, Part] = {}
         self._known: dict[str, Any] = {}
@@ -139,12 +138,11 @@ class Session:
     # Telling
 
     def show(self, changes: Sequence[Change]) -> bool:
-        """Note what the step would change, and print it under --diff.
+        """Print what the step would change, under --diff.
 
         Returns:
             Whether there is anything to change.
         """
-        self.changes[self.step] = list(changes)
         if changes and self.state.config.DIFF:
             kept = [change.what for change in changes if change.kept]
             if kept:

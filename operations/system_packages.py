@@ -22,7 +22,7 @@ def system_packages(session: Session, plan: HostPlan, step: SystemPackagesStep) 
 
     + step: which packages, for apt and for dnf
     """
-    system = session.read(System, prefix=session.layout.prefix)
+    system = plan.system
     manager = system.package_manager
     names = step.dnf if manager == "dnf" else step.apt
     if not names:

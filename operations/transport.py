@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,9 +18,10 @@ from pyinfra.connectors.ssh import SSHConnector
 from lmcache_fleet.inventory import data_layers, host_settings
 from lmcache_fleet.playbook.load import declared_variables
 from lmcache_fleet.problems import InputError, Problem, nearest
+from lmcache_fleet.repository import ROOT
 from operations.failing import note_failure
 
-_PLAYBOOKS = Path(__file__).resolve().parent.parent / "playbooks"
+_PLAYBOOKS = ROOT / "playbooks"
 
 
 def prepare_pyinfra() -> None:

@@ -89,9 +89,7 @@ def venv(session: Session, plan: HostPlan, step: VenvStep) -> Commands:
 
 def _interpreter(plan: HostPlan) -> str:
     found = plan.interpreters()
-    step = plan.venv
-    if step is None:
-        raise HostFault("the playbook has no venv step")
+    step = plan.needed_venv()
     fitting = [item for item in found if item.version.startswith(f"{step.python}.")]
     usable = [item for item in fitting if step.installer == "uv" or item.venv] or fitting
     if not usable:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from facts.releases import Releases
-from facts.system import System
+from lmcache_fleet.envfile import parse_env
 from lmcache_fleet.evidence import PROGRAM_FILES
 from lmcache_fleet.judge import damage, evidence_change, evidence_subject
 from lmcache_fleet.playbook.model import LmcacheConfigStep, ServiceStep, VerifyStep
-from lmcache_fleet.release import ReleaseState
+from lmcache_fleet.repository import ROOT
 from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.store import evidence_path, save_evidence
 from lmcache_fleet.units import VLLM_UNIT, connector_config, service_environment
@@ -22,12 +21,11 @@ from operations.plan import HostPlan
 from operations.session import HostFault, Session
 
 _SETTLE = 4
-_REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @lru_cache(maxsize=1)
 def _programs() -> dict[str, str]:
-    return {name: (_REPOSITORY / path).read_text(encoding="utf-8") for name, path in PROGRAM_FILES.items()}
+    return {name: (ROOT / path).read_text(encoding="utf-8") for name, path in PROGRAM_FILES.items()}
 
 
 def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[str, Any]:
@@ -44,14 +42,17 @@ def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[s
     if service is None:
         raise HostFault("the verify step needs a service step, which names model and connector")
     config = _settings(plan, step, service)
-    root = session.read(System, prefix=session.layout.prefix).uid == 0
+    root = plan.system.uid == 0
     return {
         "release": session.layout.release(target.name).root,
         "stage": step.stage,
         "programs": _programs(),
         "config": _merged(config, step.options),
         "model": wanted.model_directory(service.model),
-        "env": service_environment(service, target.name, wanted.config_path(target.name)),
+        "env": {
+            **parse_env(wanted.toolkit_env or ""),
+            **service_environment(service, target.name, wanted.config_path(target.name)),
+        },
         # On line it restarts the service, which only root can; off line it is whoever the service will be.
         "user": service.user if service.when and root and step.stage == "offline" else None,
         "subject": evidence_subject(step, wanted, target.name),
@@ -123,8 +124,6 @@ def verify(session: Session, plan: HostPlan, step: VerifyStep) -> Commands:
     """
     target = plan.target
     changes = evidence_change(step, plan.wanted, target.state)
-    if step.stage == "offline" and not changes and not target.state.sealed:
-        changes = evidence_change(step, plan.wanted, ReleaseState(target.name))
     if not session.show(changes):
         known = target.state.evidence.get(step.stage)
         if known and session.executing and not evidence_path(session.host.name, target.name, step.stage).exists():

@@ -7,7 +7,7 @@ import re
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _NEWLINE = re.compile(r"\r*\n|[\r\v\f]")
 # No line of these tools comes near; what is longer is something else, and would make the searches below slow.
-_LONGEST = 2000
+LONGEST = 2000
 
 # In order: the first that matches any line names the state. The named cause of -8020 must win over the generic text
 # around it, and a loader error over the "No such file" inside it.
@@ -48,10 +48,15 @@ _ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
-def clean_lines(text: str) -> list[str]:
-    """The lines of a tool's output without terminal codes, carriage returns, odd blanks and trailing spaces."""
+def clean_lines(text: str, longest: int = LONGEST) -> list[str]:
+    """The lines of a tool's output without terminal codes, carriage returns, odd blanks and trailing spaces.
+
+    Args:
+        text: the output.
+        longest: characters of a line that are kept.
+    """
     plain = _ANSI.sub("", text).replace("\ufeff", "").replace("\xa0", " ").replace("\x00", "")
-    return [line[:_LONGEST].rstrip() for line in _NEWLINE.split(plain)]
+    return [line[:longest].rstrip() for line in _NEWLINE.split(plain)]
 
 
 def error_state(lines: list[str]) -> tuple[str, str] | None:

@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-from lmcache_fleet.parsers.ascend_text import decimal, number
+from lmcache_fleet.parsers import ascend_text
+from lmcache_fleet.parsers.ascend_text import LONGEST, decimal, number
 
 __all__ = [
     "ErrorTable",
@@ -26,10 +27,6 @@ __all__ = [
 
 ErrorTable = tuple[tuple[str, re.Pattern[str]], ...]
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_NEWLINE = re.compile(r"\r*\n|[\r\v\f]")
-# No line of a table or of an error text comes near; what is longer would make the searches slow.
-_LONGEST = 2000
 _FEW = 200
 # A line of 212 fields for a card has 8000 characters, and JSON of eight cards on one line has more.
 _LONGEST_DATA = 4_000_000
@@ -94,8 +91,7 @@ def clean_lines(text: str, data: bool = False) -> list[str]:
         text: the output.
         data: whether lines may be very long: comma-separated values, JSON.
     """
-    plain = _ANSI.sub("", text).replace("\ufeff", "").replace("\xa0", " ").replace("\x00", "")
-    return [line[: _LONGEST_DATA if data else _LONGEST].rstrip() for line in _NEWLINE.split(plain)]
+    return ascend_text.clean_lines(text, _LONGEST_DATA if data else LONGEST)
 
 
 def error_table(*vendors: tuple[str, str]) -> ErrorTable:
@@ -109,8 +105,8 @@ def known_error(lines: list[str], errors: ErrorTable) -> tuple[str, str] | None:
     lines = lines if len(lines) <= 2 * _FEW else lines[:_FEW] + lines[-_FEW:]
     for state, pattern in errors:
         for line in lines:
-            if pattern.search(line[:_LONGEST]):
-                return state, line.strip()[:_LONGEST]
+            if pattern.search(line[:LONGEST]):
+                return state, line.strip()[:LONGEST]
     return None
 
 
@@ -119,7 +115,7 @@ def unread(lines: list[str], errors: ErrorTable) -> tuple[str, str]:
     found = known_error(lines, errors)
     if found:
         return found
-    first = next((line.strip()[:_LONGEST] for line in lines if line.strip()), "")
+    first = next((line.strip()[:LONGEST] for line in lines if line.strip()), "")
     return ("unrecognized", first) if first else ("empty", "")
 
 

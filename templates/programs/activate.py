@@ -6,7 +6,6 @@ either the old or the new release serves, and the next run knows where it was.
 
 import json
 import os
-import pwd
 import signal
 import subprocess
 import sys
@@ -127,29 +126,6 @@ def restart(request, units):
     return wait_healthy(units, request["health"], request["start_timeout"])
 
 
-def account(user, groups):
-    """Make the service's account, without a password or a shell, and put it into the groups that exist."""
-    try:
-        pwd.getpwnam(user)
-    except KeyError:
-        subprocess.run(
-            [
-                "useradd",
-                "--system",
-                "--user-group",
-                "--no-create-home",
-                "--home-dir",
-                "/var/lib/lmcache-fleet",
-                "--shell",
-                "/usr/sbin/nologin",
-                user,
-            ],
-            check=True,
-        )
-    for group in groups:
-        subprocess.run(["usermod", "-aG", group, user], check=True)
-
-
 def prove(request):
     """Run the on-line verification; the reason when it fails."""
     if not request.get("verify"):
@@ -184,7 +160,6 @@ def main():
     request = json.load(sys.stdin)
     prefix, release, units = request["prefix"], request["release"], request["units"]
     names = list(units)
-    account(request["user"], request["groups"])
     pending_path = os.path.join(prefix, "activation.json")
     pending = json.loads(read(pending_path) or "null")
     current = os.path.join(prefix, "current")

@@ -6,27 +6,10 @@ The evidence, bound to its subject, is kept in the release.
 import json
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-
-LINE = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"$')
-
-
-def env_file(path):
-    """Read an environment file as our renderer writes it."""
-    found = {}
-    try:
-        with open(path, encoding="utf-8") as handle:
-            for line in handle:
-                match = LINE.match(line.rstrip("\n"))
-                if match:
-                    found[match.group(1)] = re.sub(r"\\(.)", r"\1", match.group(2))
-    except OSError:
-        pass
-    return found
 
 
 def main():
@@ -63,7 +46,6 @@ def keep_logs(work, folder):
 def run(request, release, user, work):
     """Do it in a directory of its own, which is also the working directory that vendors' compilers write to."""
     env = {"LANG": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-    env.update(env_file(os.path.join(release, "env/toolkit.env")))
     env.update(request["env"])
     env["PATH"] = os.path.join(release, "venv/bin") + os.pathsep + env["PATH"]
     env["HOME"] = env["TMPDIR"] = work

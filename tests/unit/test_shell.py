@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmcache_fleet.shell import PROGRAMS, exports, joined, program_source, run_program, script, words, write_file
+from lmcache_fleet.shell import PROGRAMS, exports, program_source, run_program, script, words, write_file
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30) | st.text(
     "'\"\\$`!*?;&|<>(){}[]#~ \n\t-=%", max_size=12
@@ -66,8 +66,7 @@ def test_the_first_failure_ends_a_script(commands: tuple[str | None, ...], code:
 
 
 def test_nothing_is_nothing() -> None:
-    assert (script(), script(None), exports({}), words(), joined([])) == ("", "", "", "", "")
-    assert joined(["a", "b"]) == "a, b"
+    assert (script(), script(None), exports({}), words()) == ("", "", "", "")
 
 
 def test_a_program_finds_its_request(tmp_path: Path) -> None:
