@@ -1,4 +1,4 @@
-"""Evidence counts for its own release, driver and settings only, and off-line evidence only once it sealed the release."""
+"""Evidence counts for its own release, driver and settings; off-line evidence only once it sealed the release."""
 
 from __future__ import annotations
 
