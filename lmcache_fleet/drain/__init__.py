@@ -1,0 +1,68 @@
+"""Taking a host out of service and back: the seam between a rollout and whatever spreads requests over the hosts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lmcache_fleet.inventory import HostSettings
+
+
+class DrainError(Exception):
+    """A host can't be taken out of service, or not be put back.
+
+    Args:
+        cause: what is wrong.
+        remedy: what to do about it; empty when nobody knows.
+    """
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
+
+
+class Drain(Protocol):
+    """Takes a host out of service and puts it back; each may be called again for what is already so.
+
+    A rollout calls them for several hosts at once, from greenlets: wait by `time.sleep`, which lets the others go on.
+    """
+
+    def drain(self, host: str) -> None:
+        """No new requests reach the host, and those that it has are through, when this returns.
+
+        Args:
+            host: its name in the inventory.
+
+        Raises:
+            DrainError: it can't be, or not in time. The host is put back as it was.
+        """
+
+    def undrain(self, host: str) -> None:
+        """Requests reach the host again when this returns.
+
+        Args:
+            host: its name in the inventory.
+
+        Raises:
+            DrainError: it can't be.
+        """
+
+
+class NoDrain:
+    """Nothing stands before the hosts: requests in flight end with the restart."""
+
+    def drain(self, host: str) -> None:
+        """Nothing to do."""
+
+    def undrain(self, host: str) -> None:
+        """Nothing to do."""
+
+
+def drain_of(settings: HostSettings) -> Drain:  # noqa: ARG001 - what `drain` of the settings will name
+    """What drains a host, as its inventory data says.
+
+    Args:
+        settings: the host's settings.
+    """
+    # Without `drain` in the inventory there is nothing to tell.
+    return NoDrain()
