@@ -107,17 +107,45 @@ def install_call(
     return InstallerCall(tuple(argv), {**env, **step.env}, files)
 
 
-def package_changes(step: PackagesStep, state: ReleaseState, before: ReleaseState | None = None) -> list[Change]:
+def marker_environment(arch: str, python: str) -> dict[str, str]:
+    """What requirements' markers are judged by on a host.
+
+    Args:
+        arch: machine name, as `uname -m` prints it.
+        python: version of the interpreter, with or without its last part.
+    """
+    return {
+        "implementation_name": "cpython",
+        "os_name": "posix",
+        "platform_machine": arch,
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": python if python.count(".") > 1 else f"{python}.0",
+        "python_version": ".".join(python.split(".")[:2]),
+        "sys_platform": "linux",
+    }
+
+
+def package_changes(
+    step: PackagesStep,
+    state: ReleaseState,
+    before: ReleaseState | None = None,
+    environment: dict[str, str] | None = None,
+) -> list[Change]:
     """What the installed state lacks of a step.
 
     Args:
         step: the step.
         state: the release that is judged.
         before: a release whose versions are shown as the old ones, when the judged one is new.
+        environment: as `marker_environment` gave it; what a marker leaves out there is not lacking.
     """
     changes = []
+    environment = environment or marker_environment("x86_64", state.python or "3.12")
     for pin in step.wanted:
         requirement = Requirement(pin)
+        if requirement.marker and not requirement.marker.evaluate(environment):
+            continue
         name = canonicalize_name(requirement.name)
         versions = state.distributions.get(name, [])
         if len(versions) == 1 and _satisfies(requirement, versions[0]):

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from lmcache_fleet.changes import Change, text_change
 from lmcache_fleet.digest import digest
-from lmcache_fleet.installer import package_changes
+from lmcache_fleet.installer import marker_environment, package_changes
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.model import (
     LmcacheConfigStep,
@@ -152,7 +152,9 @@ def _venv(
 def _packages(
     step: PackagesStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
 ) -> list[Change]:
-    return package_changes(step, state, before)
+    venvs = wanted.playbook.of_kind(VenvStep)
+    python = state.python or (venvs[0].python if venvs else "3.12")
+    return package_changes(step, state, before, marker_environment(wanted.key.arch, python))
 
 
 def _native_build(

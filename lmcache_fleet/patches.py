@@ -40,11 +40,15 @@ def apply_patch(patch: Patch, text: str, ref: str) -> PatchResult:
     """
     if patch.refs and not any(fnmatch.fnmatchcase(ref, pattern) for pattern in patch.refs):
         return PatchResult(patch.path, "not-needed", text)
-    if any(re.search(pattern, text, re.MULTILINE) for pattern in patch.present):
+    plain = text.replace("\r\n", "\n")
+    if any(re.search(pattern, plain, re.MULTILINE) for pattern in patch.present):
         return PatchResult(patch.path, "present", text)
-    if patch.find not in text:
-        return PatchResult(patch.path, "refused", text, nearest=_nearest(patch.find, text))
-    after = text.replace(patch.find, patch.replace, 1)
+    # Playbooks have plain line ends; in a file of the other kind the patch takes on the file's.
+    ends = "\r\n" if "\r\n" in text and patch.find not in text else "\n"
+    find, replace = patch.find.replace("\n", ends), patch.replace.replace("\n", ends)
+    if find not in text:
+        return PatchResult(patch.path, "refused", text, nearest=_nearest(patch.find, plain))
+    after = text.replace(find, replace, 1)
     diff = difflib.unified_diff(
         text.splitlines(), after.splitlines(), f"a/{patch.path}", f"b/{patch.path}", lineterm="", n=2
     )
@@ -54,12 +58,14 @@ def apply_patch(patch: Patch, text: str, ref: str) -> PatchResult:
 def _nearest(anchor: str, text: str) -> tuple[str, ...]:
     wanted = [line for line in anchor.splitlines() if line.strip()]
     lines = text.splitlines()
+    if not wanted:
+        return ()
     scored = [
         (max(difflib.SequenceMatcher(None, line.strip(), want.strip()).ratio() for want in wanted), number)
         for number, line in enumerate(lines)
         if line.strip()
     ]
-    if not scored or not wanted:
+    if not scored:
         return ()
     _, best = max(scored, key=lambda item: (item[0], -item[1]))
     first = max(0, best - 2)

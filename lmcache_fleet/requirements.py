@@ -66,8 +66,9 @@ def shortfalls(requires: Requirements, host: Observed) -> list[Shortfall]:
     found += _version("driver", requires.driver, host.driver, "upgrade the driver and firmware, then reboot")
     found += _version("glibc", requires.glibc, _parsed(host.glibc), "use a newer release of the distribution")
     if requires.python and host.pythons:
-        fitting = [text for text in host.pythons if SpecifierSet(requires.python).contains(text)]
-        if not fitting:
+        # A build from a source tree between two releases says `3.13.0+`.
+        versions = [_parsed(text.rstrip("+")) for text in host.pythons]
+        if not any(version and SpecifierSet(requires.python).contains(version) for version in versions):
             cause = f"found {', '.join(host.pythons)}, wanted {requires.python}"
             found.append(Shortfall("python", cause, "install such an interpreter, or set the playbook's python"))
     for what, wanted_gb, has in (

@@ -171,8 +171,18 @@ def _patch(step: SourceStep, tree: Path) -> list[PatchResult]:
     texts: dict[str, str] = {}
     for patch in step.patches:
         path = tree / patch.path
+        if not path.resolve().is_relative_to(tree.resolve()):
+            raise SourceError(
+                f"the patch of {patch.path} would leave the tree at {step.ref}: a link there leads out of it",
+                "correct the patch's `path`",
+            )
         try:
-            text = texts.get(patch.path) or path.read_text(encoding="utf-8")
+            text = texts[patch.path] if patch.path in texts else _read_text(path)
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"the patch of {patch.path} finds a file that is no UTF-8 text at {step.ref}",
+                "correct the patch's `path`",
+            ) from error
         except OSError as error:
             raise SourceError(
                 f"the patch of {patch.path} finds no such file at {step.ref}",
@@ -189,8 +199,14 @@ def _patch(step: SourceStep, tree: Path) -> list[PatchResult]:
         results.append(result)
     # All patches found their place: only now is any file written.
     for relative, text in texts.items():
-        (tree / relative).write_text(text, encoding="utf-8")
+        (tree / relative).write_text(text, encoding="utf-8", newline="")
     return results
+
+
+def _read_text(path: Path) -> str:
+    # As it stands: a patch changes its own lines, and no line end elsewhere.
+    with path.open(encoding="utf-8", newline="") as file:
+        return file.read()
 
 
 def _neutral(info: tarfile.TarInfo) -> tarfile.TarInfo:

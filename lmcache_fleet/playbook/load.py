@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from lmcache_fleet.playbook.model import STEP_KINDS, Playbook
 from lmcache_fleet.playbook.source import Document, Location, read_document
-from lmcache_fleet.playbook.template import render, render_variables
+from lmcache_fleet.playbook.template import origin, render, render_variables
 from lmcache_fleet.problems import InputError, nearest
 
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -32,8 +32,13 @@ def read_playbook(path: Path) -> Document:
     for key in document.data:
         if key not in Playbook.model_fields:
             problems.append(document.problem((key,), f"unknown key '{key}'{nearest(str(key), Playbook.model_fields)}"))
-    if not isinstance(document.data.get("vars", {}), dict):
+    variables = {} if document.data.get("vars") is None else document.data["vars"]
+    if not isinstance(variables, dict):
         problems.append(document.problem(("vars",), "expected a mapping of variables"))
+        variables = {}
+    for name in variables:
+        if not (isinstance(name, str) and name.isidentifier()):
+            problems.append(document.problem(("vars", name), f"'{name}' can't be a variable's name"))
     steps = document.data.get("steps")
     for index, step in enumerate(steps if isinstance(steps, list) else []):
         where: Location = ("steps", index)
@@ -80,11 +85,12 @@ def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: 
     relevant = {name: value for name, value in given.items() if name in raw_vars}
     variables = render_variables(raw_vars, {**built_in, **relevant}, document)
     body = {key: value for key, value in document.data.items() if key != "vars"}
-    rendered = render(body, variables, document)
+    origins: dict[Location, Location] = {}
+    rendered = render(body, variables, document, origins=origins)
     try:
         return Playbook.model_validate({**rendered, "vars": {name: variables[name] for name in raw_vars}})
     except ValidationError as error:
-        raise InputError([_problem(document, detail) for detail in error.errors(include_url=False)]) from error
+        raise InputError([_problem(document, detail, origins) for detail in error.errors(include_url=False)]) from error
 
 
 @lru_cache(maxsize=16)
@@ -108,14 +114,16 @@ def check_document(document: Document, given: Mapping[str, Any] | None = None) -
         InputError: as `resolve`.
     """
     requires = document.data.get("requires")
-    admitted = (requires.get("architectures") if isinstance(requires, dict) else None) or ARCHITECTURES
+    listed = requires.get("architectures") if isinstance(requires, dict) else None
+    # Whatever else stands there is refused by the schema, on any architecture.
+    admitted = [arch for arch in ARCHITECTURES if not isinstance(listed, list) or arch in listed] or ARCHITECTURES
     playbooks = [
-        resolve(document, given or {}, arch=str(arch), prefix="/opt/lmcache-fleet", host="example") for arch in admitted
+        resolve(document, given or {}, arch=arch, prefix="/opt/lmcache-fleet", host="example") for arch in admitted
     ]
     return playbooks[0]
 
 
-def _problem(document: Document, detail: ErrorDetails) -> Any:
+def _problem(document: Document, detail: ErrorDetails, origins: Mapping[Location, Location]) -> Any:
     location = tuple(part for part in detail["loc"] if not str(part).startswith("function-"))
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
@@ -125,7 +133,7 @@ def _problem(document: Document, detail: ErrorDetails) -> Any:
     elif detail["type"] not in {"value_error"} and detail.get("input") is not None:
         shown = repr(detail["input"])
         message = f"{message}; got {shown if len(shown) <= 60 else shown[:57] + '...'}"
-    return document.problem(location, message)
+    return document.problem(origin(location, origins), message)
 
 
 def _fields_at(location: Location) -> list[str]:

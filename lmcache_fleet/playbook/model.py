@@ -430,8 +430,8 @@ class Playbook(StrictModel):
 
     @model_validator(mode="after")
     def _references(self) -> Playbook:
-        _expect_named(self.of_kind(NativeBuildStep), "source", self.of_kind(SourceStep))
-        _expect_named(self.of_kind(ServiceStep), "model", self.of_kind(ModelStep))
+        _expect_named(self.steps, NativeBuildStep, "source", SourceStep)
+        _expect_named(self.steps, ServiceStep, "model", ModelStep)
         for kind in (VenvStep, ServiceStep):
             if len(self.of_kind(kind)) > 1:
                 raise ValueError(f"at most one {kind.__name__.removesuffix('Step').lower()} step")
@@ -442,9 +442,13 @@ class Playbook(StrictModel):
         return [step for step in self.steps if isinstance(step, kind) and step.when]
 
 
-def _expect_named(users: Iterable[Any], field: str, named: Iterable[Any]) -> None:
-    names = [step.name for step in named]
-    for user in users:
-        wanted = getattr(user, field)
-        if wanted not in names:
-            raise ValueError(f"the {user.kind} step names the {field} '{wanted}', which no {field} step above makes")
+def _expect_named(steps: Iterable[StepBase], users: type[StepBase], field: str, makers: type[StepBase]) -> None:
+    made: set[str] = set()
+    for step in steps:
+        if not step.when:
+            continue
+        if isinstance(step, makers):
+            made.add(step.name)  # type: ignore[attr-defined]
+        elif isinstance(step, users) and getattr(step, field) not in made:
+            kind, wanted = step.kind, getattr(step, field)  # type: ignore[attr-defined]
+            raise ValueError(f"the {kind} step names the {field} '{wanted}', which no {field} step above makes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, Undefined, UndefinedError
@@ -17,7 +18,13 @@ _UNDEFINED_NAME = re.compile(r"'([^']+)' is undefined")
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
 
 
-def render(value: Any, variables: Mapping[str, Any], document: Document, location: Location = ()) -> Any:
+def render(
+    value: Any,
+    variables: Mapping[str, Any],
+    document: Document,
+    location: Location = (),
+    origins: dict[Location, Location] | None = None,
+) -> Any:
     """Render every string inside plain data, and pick the branch of every `by_arch` mapping.
 
     A string that is one `{{ expression }}` keeps the expression's type; any other becomes a string.
@@ -27,42 +34,78 @@ def render(value: Any, variables: Mapping[str, Any], document: Document, locatio
         variables: what templates may name; `arch` picks `by_arch` branches.
         document: where the value stands, for errors.
         location: path of the value in the document.
+        origins: is given the path in the document of every value whose path in the result is another one.
 
     Raises:
         InputError: a name is undefined, an expression is invalid, or an architecture has no branch.
     """
-    problems: list[Problem] = []
-    rendered = _render(value, variables, document, location, problems)
-    if problems:
-        raise InputError(problems)
+    rendering = _Rendering(variables, document, [], {} if origins is None else origins)
+    rendered = rendering.value(value, location, location)
+    if rendering.problems:
+        raise InputError(rendering.problems)
     return rendered
 
 
-def _render(
-    value: Any, variables: Mapping[str, Any], document: Document, location: Location, problems: list[Problem]
-) -> Any:
-    if isinstance(value, str):
-        return _render_string(value, variables, document, location, problems)
-    if isinstance(value, list):
+def origin(location: Location, origins: Mapping[Location, Location]) -> Location:
+    """The path in the document of a path in what was rendered.
+
+    Args:
+        location: path in the result.
+        origins: as `render` filled them.
+    """
+    for length in range(len(location), 0, -1):
+        if location[:length] in origins:
+            return origins[location[:length]] + location[length:]
+    return location
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendering:
+    variables: Mapping[str, Any]
+    document: Document
+    problems: list[Problem]
+    origins: dict[Location, Location]
+
+    def value(self, value: Any, location: Location, result: Location) -> Any:
+        """Render a value that stands at `location` in the document and will stand at `result`."""
+        if location != result:
+            self.origins[result] = location
+        if isinstance(value, str):
+            return _render_string(value, self.variables, self.document, location, self.problems)
+        if isinstance(value, list):
+            return self._items(value, location, result)
+        if isinstance(value, dict):
+            if _is_branches(value):
+                return self._branch(value["by_arch"], location, result)
+            return {key: self.value(item, (*location, key), (*result, key)) for key, item in value.items()}
+        return value
+
+    def _items(self, value: list[Any], location: Location, result: Location) -> list[Any]:
         items: list[Any] = []
         for index, item in enumerate(value):
-            rendered = _render(item, variables, document, (*location, index), problems)
+            where = (*location, index)
+            rendered = self.value(item, where, (*result, len(items)))
             # A by_arch branch that is a list, inside a list, is spliced: this arch's extra items.
-            if isinstance(item, dict) and set(item) == {"by_arch"} and isinstance(rendered, list):
+            if isinstance(item, dict) and _is_branches(item) and isinstance(rendered, list):
+                branch = (*where, "by_arch", self.variables["arch"])
+                places = ((*result, len(items) + number) for number in range(len(rendered)))
+                self.origins.update({place: (*branch, number) for number, place in enumerate(places)})
                 items.extend(rendered)
             else:
                 items.append(rendered)
         return items
-    if isinstance(value, dict):
-        if set(value) == {"by_arch"} and isinstance(value["by_arch"], dict):
-            branches, arch = value["by_arch"], variables["arch"]
-            if arch not in branches:
-                message = f"no branch for the architecture '{arch}'{nearest(str(arch), map(str, branches))}"
-                problems.append(document.problem((*location, "by_arch"), message))
-                return None
-            return _render(branches[arch], variables, document, (*location, "by_arch", arch), problems)
-        return {key: _render(item, variables, document, (*location, key), problems) for key, item in value.items()}
-    return value
+
+    def _branch(self, branches: dict[Any, Any], location: Location, result: Location) -> Any:
+        arch = self.variables["arch"]
+        if arch not in branches:
+            message = f"no branch for the architecture '{arch}'{nearest(str(arch), map(str, branches))}"
+            self.problems.append(self.document.problem((*location, "by_arch"), message))
+            return None
+        return self.value(branches[arch], (*location, "by_arch", arch), result)
+
+
+def _is_branches(value: dict[Any, Any]) -> bool:
+    return set(value) == {"by_arch"} and isinstance(value["by_arch"], dict)
 
 
 def _render_string(

@@ -214,8 +214,5 @@ def test_another_build_of_the_same_version_is_damage() -> None:
     assert "unknown" in lacks(has, **step)[0]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: a marker that leaves the package out is not looked at: the step never ends"
-)
 def test_a_requirement_that_its_marker_leaves_out_is_not_lacking_or_is_refused() -> None:
     assert lacks({}, present=["pywin32 ; sys_platform == 'never'"]) == []

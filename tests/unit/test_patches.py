@@ -65,9 +65,15 @@ def test_a_refusal_of_little_text_is_still_a_refusal(text: str) -> None:
     assert (result.state, result.text) == ("refused", text)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="bug: _nearest takes max() of no anchor lines")
 def test_an_anchor_of_blank_lines_only_is_refused_too() -> None:
     assert apply_patch(Patch(path="f", find="\n\n\n", replace=""), "x\ny\n", "r").state == "refused"
+
+
+def test_a_file_with_other_line_ends_keeps_them_and_takes_the_patch() -> None:
+    patch = Patch(path="f", find="one\ntwo\n", replace="1\n2\n", present=["^2$"])
+    result = apply_patch(patch, "zero\r\none\r\ntwo\r\nthree\r\n", "r")
+    assert (result.state, result.text) == ("applied", "zero\r\n1\r\n2\r\nthree\r\n")
+    assert apply_patch(patch, result.text, "r").state == "present"
 
 
 LINES = st.lists(st.sampled_from(["old(1)", "old(2)", "new(2)", "", "é"]), max_size=6).map(

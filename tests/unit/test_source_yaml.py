@@ -89,7 +89,6 @@ def test_what_is_no_yaml_is_said_with_its_place(text: str, expected: str) -> Non
     assert expected in problem
 
 
-@pytest.mark.xfail(strict=True, reason="bug: parse_document catches MarkedYAMLError only")
 @pytest.mark.parametrize(
     "text",
     [
@@ -103,6 +102,32 @@ def test_what_is_no_yaml_is_said_with_its_place(text: str, expected: str) -> Non
 )
 def test_whatever_is_wrong_is_an_input_error(text: str) -> None:
     assert refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\nb: x\x07\n", "f.yaml:2:5: not valid YAML: the character"),
+        ("a:\n  - 2024-13-45\n", "f.yaml:2:5: a[0]: '2024-13-45' is no timestamp"),
+        ("a: 1\nb: &x {c: *x}\n", "f.yaml:2:4: b.c: a value holds itself"),
+        ("v: 0.10\n", "f.yaml:1:4: v: YAML reads 0.10 as the number 0.1"),
+        ("v: 010\n", "f.yaml:1:4: v: YAML reads 010 as the number 8"),
+        ("v: 22:22\n", "f.yaml:1:4: v: YAML reads 22:22 as the number 1342"),
+    ],
+)
+def test_it_is_told_where_and_what(text: str, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_document(text, "f.yaml")
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_number_that_is_written_as_it_is_read_stays_one() -> None:
+    data = parse_document("a: 0.4\nb: 3.0\nc: 8000\nd: -1\ne: '0.10'\nf: 1e3\n", "f.yaml").data
+    assert data == {"a": 0.4, "b": 3.0, "c": 8000, "d": -1, "e": "0.10", "f": "1e3"}
+
+
+def test_a_value_used_twice_does_not_hold_itself() -> None:
+    assert parse_document("a: &x [1]\nb: [*x, *x]\n", "f.yaml").data == {"a": [1], "b": [[1], [1]]}
 
 
 def test_merge_keys_and_anchors_are_resolved() -> None:

@@ -156,7 +156,6 @@ def test_a_patch_that_finds_no_place_leaves_nothing_in_the_store(
     assert [path.name for path in (tmp_path / "store/sources/s").iterdir()] == ["tags.json"]
 
 
-@pytest.mark.xfail(strict=True, raises=SourceError, reason="bug: a text that a patch emptied is read again")
 def test_a_patch_after_one_that_emptied_the_file_sees_it_empty(make: Make) -> None:
     # The second is there already only when it sees what the first one left.
     make(
@@ -167,12 +166,28 @@ def test_a_patch_after_one_that_emptied_the_file_sees_it_empty(make: Make) -> No
     )
 
 
-@pytest.mark.xfail(strict=True, reason="bug: read_text and write_text turn CRLF into LF all over a patched file")
 def test_a_patch_leaves_the_line_ends_of_other_lines(make: Make, repo: Path) -> None:
     (repo / "crlf.txt").write_bytes(b"one\r\ntwo\r\n")
     commit(repo)
     tree = make(ref="main", patches=[{"path": "crlf.txt", "find": "two", "replace": "2"}])
     assert contents(tree)["s/crlf.txt"] == "one\r\n2\r\n"
+
+
+def test_a_patch_of_a_link_that_leads_out_of_the_tree_is_refused(make: Make, repo: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("old\n")
+    (repo / "link.txt").symlink_to(outside)
+    commit(repo)
+    with pytest.raises(SourceError, match="would leave the tree"):
+        make(ref="main", patches=[{"path": "link.txt", "find": "old", "replace": "new"}])
+    assert outside.read_text() == "old\n"
+
+
+def test_a_patch_of_what_is_no_text_is_refused(make: Make, repo: Path) -> None:
+    (repo / "b.txt").write_bytes(b"\xff\xfe\x00")
+    commit(repo)
+    with pytest.raises(SourceError, match="no UTF-8 text"):
+        make(ref="main", patches=[{"path": "b.txt", "find": "old", "replace": "new"}])
 
 
 def test_git_is_asked_for_nothing_and_knows_nothing_of_the_user(
