@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -23,6 +22,7 @@ from lmcache_fleet.playbook.model import (
     SourceStep,
     StrictModel,
     VersionCondition,
+    parsed_requirement,
 )
 from lmcache_fleet.problems import nearest
 
@@ -87,7 +87,7 @@ def pinned_versions(playbook: Playbook) -> dict[str, Version]:
     found: dict[str, Version] = {}
     for step in playbook.of_kind(PackagesStep):
         for pin in step.pins:
-            requirement = Requirement(pin)
+            requirement = parsed_requirement(pin)
             exact = [spec.version for spec in requirement.specifier if spec.operator in {"==", "==="}]
             if exact:
                 found[canonicalize_name(requirement.name)] = Version(exact[0])

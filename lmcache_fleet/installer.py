@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from lmcache_fleet.changes import Change
 from lmcache_fleet.layout import Layout, ReleaseLayout
-from lmcache_fleet.playbook.model import PackagesStep, VenvStep
+from lmcache_fleet.playbook.model import PackagesStep, VenvStep, parsed_requirement
 from lmcache_fleet.release import ReleaseState
 
 # uv finds no settings of its own on the host: the playbook is all that decides. Certificates are the host's: uv carries
@@ -143,7 +143,7 @@ def package_changes(
     changes = []
     environment = environment or marker_environment("x86_64", state.python or "3.12")
     for pin in step.wanted:
-        requirement = Requirement(pin)
+        requirement = parsed_requirement(pin)
         if requirement.marker and not requirement.marker.evaluate(environment):
             continue
         name = canonicalize_name(requirement.name)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lmcache_fleet.changes import Change, text_change
@@ -259,7 +258,7 @@ def owned_packages(playbook: Playbook) -> dict[str, Any]:
     return {
         "owns": {package: step.owner for step in packages for package in step.owns},
         "wheel_tags": sorted(
-            {canonicalize_name(Requirement(step.pins[0]).name) for step in packages if step.wheel_tag}
+            {step.owner for step in packages if step.wheel_tag}
         ),
         "natives": {
             step.module: {"build_info": step.build_info, "libraries": list(step.libraries)}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-_BEGIN = "@@lmcache-fleet-begin"
+BEGIN = "@@lmcache-fleet-begin"
 _END = "@@lmcache-fleet-end"
 _END_LINE = re.compile(rf"^{re.escape(_END)} (\d+) (\d+)$")
 
@@ -31,7 +31,7 @@ def compose(commands: Iterable[str]) -> str:
     """
     script = []
     for index, command in enumerate(commands):
-        script.append(f"printf '%s\\n' '{_BEGIN} {index}'")
+        script.append(f"printf '%s\\n' '{BEGIN} {index}'")
         script.append(f"( {command}\n) </dev/null")
         script.append(f"printf '\\n%s %s\\n' '{_END} {index}' \"$?\"")
     return "\n".join(script)
@@ -44,7 +44,7 @@ def split(lines: Iterable[str]) -> Mapping[int, PartOutput]:
     collected: list[str] = []
     for line in lines:
         if current is None:
-            if line.startswith(f"{_BEGIN} "):
+            if line.startswith(f"{BEGIN} "):
                 current, collected = int(line.rsplit(" ", 1)[1]), []
             continue
         end = _END_LINE.match(line)

@@ -44,6 +44,11 @@ def step_operation(
     return cast(Any, contained)  # type: ignore[no-any-return]
 
 
+def commands_of(step: Any) -> Callable[..., Commands]:
+    """The bare generator of a step's operation, to ask what it would do without pyinfra's work around it."""
+    return step._inner.__wrapped__  # type: ignore[no-any-return]
+
+
 def _failed(session: Session, fault: HostFault) -> Commands:
     session.fail(fault)
     if session.executing:

@@ -30,6 +30,7 @@ from lmcache_fleet.playbook.model import (
     VerifyStep,
 )
 from lmcache_fleet.playbook.source import Document
+from lmcache_fleet.playbook.template import names_used
 from lmcache_fleet.release import HostKey, HostReleases, ReleaseState, Target, choose_target, release_spec
 from lmcache_fleet.requirements import Observed
 from lmcache_fleet.sources import SourceError, SourceTree, make_tree
@@ -51,7 +52,9 @@ class HostPlan:
         self.document = document
         self.given = given
         self._playbook: Playbook | None = None
+        self._owned: dict[str, Any] | None = None
         self._made: tuple[int, Wanted, Target] | None = None
+        self._changes: tuple[int, dict[int, list[Change]]] = (-1, {})
         for arch in ARCHITECTURES:
             # The architecture is not known before the first read, which must already ask for everything: what the
             # playbook asks on either is asked.
@@ -59,7 +62,10 @@ class HostPlan:
 
     def _resolved(self, arch: str) -> Playbook:
         key = canonical_json(self.given)
-        return _resolve(_Shared(self.document), key, arch, self.session.layout.prefix, self.session.host.name)
+        shared = _Shared(self.document)
+        # Hosts of one architecture and the same variables have one playbook, as long as it doesn't name the host.
+        host = self.session.host.name if _names_host(shared) else ""
+        return _resolve(shared, key, arch, self.session.layout.prefix, host)
 
     @property
     def playbook(self) -> Playbook:
@@ -84,7 +90,9 @@ class HostPlan:
     @property
     def releases(self) -> HostReleases:
         """What stands under the prefix."""
-        return self.session.read(Releases, prefix=self.session.layout.prefix, request=owned_packages(self.playbook))
+        if self._owned is None:
+            self._owned = owned_packages(self.playbook)
+        return self.session.read(Releases, prefix=self.session.layout.prefix, request=self._owned)
 
     def observed(self) -> Observed:
         """What of the host the playbook's requirements are about."""
@@ -141,7 +149,13 @@ class HostPlan:
 
     def changes(self, step: StepBase) -> list[Change]:
         """What a step lacks in the release that this run works on."""
-        return changes_of(step, self.wanted, self.releases, self.target.state, self.before)
+        target = self.target
+        if self._changes[0] != self.session.generation:
+            self._changes = (self.session.generation, {})
+        known = self._changes[1]
+        if id(step) not in known:
+            known[id(step)] = changes_of(step, self.wanted, self.releases, target.state, self.before)
+        return known[id(step)]
 
     def trees(self) -> dict[str, SourceTree]:
         """Source step's name → its tree on the control machine.
@@ -256,6 +270,11 @@ class _Shared:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Shared) and other.document is self.document
+
+
+@lru_cache(maxsize=16)
+def _names_host(shared: _Shared) -> bool:
+    return "host" in names_used(shared.document.data)
 
 
 @lru_cache(maxsize=4096)

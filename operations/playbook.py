@@ -29,6 +29,7 @@ from lmcache_fleet.playbook.model import (
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.requirements import shortfalls
+from operations.converged import Call, converged, unfinished
 from operations.lmcache_config import lmcache_config
 from operations.model import model
 from operations.native_build import native_build, source
@@ -41,8 +42,6 @@ from operations.system_packages import system_packages
 from operations.toolkit_env import toolkit_env
 from operations.venv import installer_tool, venv
 from operations.verify import verify
-
-Call = tuple[str, Callable[..., Any]]
 
 _STEPS: dict[type[StepBase], Callable[..., Any]] = {
     ToolkitEnvStep: toolkit_env,
@@ -83,7 +82,10 @@ def apply_playbook(path: str) -> None:
         session.fail(fault)
         state.fail_hosts({this})
         return
-    for name, call in this.loop(list(_calls(session, plan, plan.playbook, settings))):
+    calls = list(_calls(session, plan, plan.playbook, settings))
+    if unfinished(session, calls) is None:
+        calls = [("converged", partial(converged, session, calls))]
+    for name, call in this.loop(calls):
         call(name=name)
 
 

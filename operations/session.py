@@ -65,6 +65,7 @@ class Session:
         self.layout = layout
         self.step = "start"
         self.generation = 0
+        self.rehearsing = False
         self._parts: dict[str, Part] = {}
         self._known: dict[str, Any] = {}
         self._phase = StateStage.Prepare
@@ -143,7 +144,7 @@ class Session:
         Returns:
             Whether there is anything to change.
         """
-        if changes and self.state.config.DIFF:
+        if changes and self.state.config.DIFF and not self.rehearsing:
             kept = [change.what for change in changes if change.kept]
             if kept:
                 self.host.log(f"{self.step}  put into the new release unchanged: {', '.join(kept)}")

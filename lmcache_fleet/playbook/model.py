@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -20,16 +21,26 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+@lru_cache(maxsize=4096)
+def parsed_requirement(text: str) -> Requirement:
+    """A requirement, parsed once a process: a fleet asks for the same few, thousands of times.
+
+    Raises:
+        InvalidRequirement: it is none.
+    """
+    return Requirement(text)
+
+
 def _check_requirement(text: str) -> str:
     try:
-        Requirement(text)
+        parsed_requirement(text)
     except InvalidRequirement as error:
         raise ValueError(f"not a requirement: {error}") from error
     return text
 
 
 def _check_pin(text: str) -> str:
-    requirement = Requirement(_check_requirement(text))
+    requirement = parsed_requirement(_check_requirement(text))
     exact = [
         spec for spec in requirement.specifier if spec.operator in {"==", "==="} and not spec.version.endswith("*")
     ]
@@ -227,7 +238,7 @@ class PackagesStep(StepBase):
     @property
     def owner(self) -> str:
         """Canonical name of the distribution that `owns` and `wheel_tag` speak of."""
-        return canonicalize_name(Requirement(self.pins[0]).name)
+        return canonicalize_name(parsed_requirement(self.pins[0]).name)
 
 
 class Patch(StrictModel):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, Undefined, UndefinedError
+from jinja2 import StrictUndefined, Template, TemplateError, Undefined, UndefinedError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
 from lmcache_fleet.playbook.source import Document, Location
@@ -116,12 +118,12 @@ def _render_string(
     try:
         whole = _WHOLE_EXPRESSION.match(text)
         if whole:
-            result = _ENVIRONMENT.compile_expression(whole[1], undefined_to_none=False)(**variables)
+            result = _expression(whole[1])(**variables)
             if isinstance(result, Undefined):
                 # StrictUndefined raises on use; asking for its text is a use.
                 str(result)
             return result
-        return _ENVIRONMENT.from_string(text).render(**variables)
+        return _template(text).render(**variables)
     except UndefinedError as error:
         found = _UNDEFINED_NAME.search(str(error))
         hint = nearest(found[1], variables) if found else ""
@@ -129,6 +131,30 @@ def _render_string(
     except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
         problems.append(document.problem(location, f"the template can't be rendered: {error}"))
     return None
+
+
+def names_used(value: Any) -> set[str]:
+    """Every variable that the templates inside plain data name; what can't be parsed names nothing."""
+    if isinstance(value, str):
+        if "{{" not in value and "{%" not in value:
+            return set()
+        try:
+            return find_undeclared_variables(_ENVIRONMENT.parse(value))
+        except TemplateError:
+            return set()
+    if isinstance(value, Mapping):
+        return set().union(*map(names_used, value.values()))
+    return set().union(*map(names_used, value)) if isinstance(value, list) else set()
+
+
+@lru_cache(maxsize=4096)
+def _expression(text: str) -> Any:
+    return _ENVIRONMENT.compile_expression(text, undefined_to_none=False)
+
+
+@lru_cache(maxsize=4096)
+def _template(text: str) -> Template:
+    return _ENVIRONMENT.from_string(text)
 
 
 def render_variables(raw: Mapping[str, Any], given: Mapping[str, Any], document: Document) -> dict[str, Any]:

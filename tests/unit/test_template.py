@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmcache_fleet.playbook.source import Document, parse_document
-from lmcache_fleet.playbook.template import render, render_variables
+from lmcache_fleet.playbook.template import names_used, render, render_variables
 from lmcache_fleet.problems import InputError
 
 EMPTY = Document("f.yaml", {}, {(): (1, 1)})
@@ -174,3 +174,18 @@ def test_any_text_is_rendered_or_refused_with_its_place(text: str) -> None:
         rendered({"a": text})
     except InputError as error:
         assert error.problems[0].where == "a"
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("plain", set()),
+        ("{{ host }}", {"host"}),
+        ({"a": ["x", {"b": "{{ host }}-{{ port | int }}"}]}, {"host", "port"}),
+        ("{% for host in hosts %}{{ host }}{% endfor %}", {"hosts"}),
+        ("{{ broken", set()),
+        (["{{ a }}", 3, None, True], {"a"}),
+    ],
+)
+def test_names_that_templates_use(value: Any, names: set[str]) -> None:
+    assert names_used(value) == names
