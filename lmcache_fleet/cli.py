@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from lmcache_fleet import __version__
+from lmcache_fleet.cli_drain import drain, undrain
 from lmcache_fleet.cli_lab import lab
 from lmcache_fleet.problems import InputError
 
@@ -25,6 +26,8 @@ def main() -> None:
 
 
 main.add_command(lab)
+main.add_command(drain)
+main.add_command(undrain)
 
 
 @main.command()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from lmcache_fleet.drain.settings import DrainSettings
 from lmcache_fleet.layout import DEFAULT_PREFIX
 from lmcache_fleet.playbook.model import StrictModel
 from lmcache_fleet.problems import InputError, Problem, nearest
@@ -64,10 +65,11 @@ class HostSettings(StrictModel):
     failure_domain: str = ""
     secrets: dict[str, SecretSource] = {}
     keep_releases: int = Field(default=3, ge=2)
+    drain: DrainSettings | None = None
 
 
 # Spellings that are surely meant for us, so that a slip is an error instead of being ignored.
-_LOOKALIKE_CUTOFF_KEYS = ("variables", "var", "keep_release", "failure_domains", "prefixes")
+_LOOKALIKE_CUTOFF_KEYS = ("variables", "var", "keep_release", "failure_domains", "prefixes", "drains")
 
 
 def _message(text: str, location: tuple[int | str, ...], value: object) -> str:
@@ -130,3 +132,18 @@ def host_settings(name: str, layers: Iterable[Mapping[str, Any]]) -> HostSetting
                 for detail in error.errors(include_url=False)
             ]
         ) from error
+
+
+def balancer_problems(settings: Mapping[str, HostSettings]) -> list[Problem]:
+    """Load balancers that hosts name and the inventory doesn't have.
+
+    Args:
+        settings: of every host, by its name.
+    """
+    message = "the inventory has no host "
+    return [
+        Problem(f"inventory data of {host}", 0, 0, "drain", f"{message}'{name}'{nearest(name, settings)}")
+        for host, mine in settings.items()
+        for name in (mine.drain.balancers if mine.drain else ())
+        if name not in settings
+    ]

@@ -15,7 +15,7 @@ from pyinfra.api.state import BaseStateCallback
 from pyinfra.connectors import util
 from pyinfra.connectors.ssh import SSHConnector
 
-from lmcache_fleet.inventory import data_layers, host_settings
+from lmcache_fleet.inventory import balancer_problems, data_layers, host_settings
 from lmcache_fleet.playbook.load import declared_variables
 from lmcache_fleet.problems import InputError, Problem, nearest
 from lmcache_fleet.repository import ROOT
@@ -85,10 +85,11 @@ def _check_data_first() -> None:
 
     def checked_init(self: State, inventory: Any, *args: Any, **kwargs: Any) -> None:
         problems = []
+        known = {}
         declared = declared_variables(_PLAYBOOKS)
         for host in inventory:
             try:
-                settings = host_settings(host.name, data_layers(inventory, host))
+                settings = known[host.name] = host_settings(host.name, data_layers(inventory, host))
                 unknown = [name for name in settings.vars if name not in declared]
                 message = "a variable that no playbook has"
                 where = f"inventory data of {host.name}"
@@ -97,6 +98,8 @@ def _check_data_first() -> None:
                 ]
             except InputError as error:
                 problems += error.problems
+        if not problems:
+            problems = balancer_problems(known)
         if problems:
             raise InventoryError(str(InputError(problems)))
         if kwargs.get("initial_limit") == []:

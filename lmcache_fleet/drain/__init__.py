@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
-from lmcache_fleet.inventory import HostSettings
+if TYPE_CHECKING:
+    # The settings themselves hold what is told here.
+    from lmcache_fleet.inventory import HostSettings
+
+Say = Callable[[str], None]
+"""Told about waits of more than some seconds, and about what was left as it was found."""
 
 
 class DrainError(Exception):
@@ -58,11 +64,38 @@ class NoDrain:
         """Nothing to do."""
 
 
-def drain_of(settings: HostSettings) -> Drain:  # noqa: ARG001 - what `drain` of the settings will name
+class Shell(Protocol):
+    """Runs commands on hosts of the inventory."""
+
+    def address(self, host: str) -> str:
+        """The address of a host.
+
+        Args:
+            host: its name in the inventory.
+        """
+
+    def run(self, host: str, command: str) -> str:
+        """What a short command of root's prints on a host.
+
+        Args:
+            host: its name in the inventory.
+            command: for a shell; every value in it is quoted.
+
+        Raises:
+            DrainError: the host isn't there or can't be reached, or the command failed.
+        """
+
+
+def drain_of(settings: HostSettings, shell: Shell, say: Say) -> Drain:
     """What drains a host, as its inventory data says.
 
     Args:
         settings: the host's settings.
+        shell: runs commands on the load balancers and on the host.
+        say: told about long waits.
     """
-    # Without `drain` in the inventory there is nothing to tell.
-    return NoDrain()
+    if settings.drain is None:
+        return NoDrain()
+    from lmcache_fleet.drain.hook import BalancerDrain
+
+    return BalancerDrain(settings.drain, shell, say)

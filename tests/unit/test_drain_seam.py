@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from lmcache_fleet.drain import Drain, DrainError, drain_of
+from typing import cast
+
+from lmcache_fleet.drain import Drain, DrainError, Shell, drain_of
 from lmcache_fleet.inventory import host_settings
 
 
 def test_without_anything_before_the_hosts_nothing_is_drained() -> None:
-    drain: Drain = drain_of(host_settings("h1", [{}]))
+    drain: Drain = drain_of(host_settings("h1", [{}]), cast(Shell, None), print)
     drain.drain("h1")
     drain.undrain("h1")
 
