@@ -29,3 +29,21 @@ class Releases(FactBase[HostReleases]):
             return HostReleases.from_json(json.loads("\n".join(output)))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FactProcessError(f"the release probe's answer can't be read: {error}") from error
+
+
+class ReleaseSizes(FactBase[dict[str, tuple[int, int]]]):
+    """Release → bytes on disk, and bytes that its removal frees; reads every file's size.
+
+    + prefix: directory that holds everything versioned
+    """
+
+    def command(self, prefix: str = "/opt/lmcache-fleet") -> str:
+        """The shell command that reads it."""
+        return run_program("release_sizes.py", {"prefix": prefix})
+
+    def process(self, output: list[str]) -> dict[str, tuple[int, int]]:
+        """Read the command's output."""
+        try:
+            return {name: (int(size), int(freed)) for name, (size, freed) in json.loads("\n".join(output)).items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise FactProcessError(f"the sizes of releases can't be read: {error}") from error

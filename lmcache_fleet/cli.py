@@ -12,6 +12,7 @@ import click
 
 from lmcache_fleet import __version__
 from lmcache_fleet.cli_drain import drain, undrain
+from lmcache_fleet.cli_fleet import plan
 from lmcache_fleet.cli_lab import lab
 from lmcache_fleet.problems import InputError
 
@@ -28,6 +29,7 @@ def main() -> None:
 main.add_command(lab)
 main.add_command(drain)
 main.add_command(undrain)
+main.add_command(plan)
 
 
 @main.command()

@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -66,6 +66,9 @@ class HostSettings(StrictModel):
     secrets: dict[str, SecretSource] = {}
     keep_releases: int = Field(default=3, ge=2)
     drain: DrainSettings | None = None
+    until: Literal["prepared", "served"] = Field(
+        default="served", description="`prepared` stops before the switch: the new release is made and proved off-line"
+    )
 
 
 # Spellings that are surely meant for us, so that a slip is an error instead of being ignored.

@@ -72,6 +72,7 @@ class HostReleases(Plain):
         current: name of the release that `current` points to.
         previous: name of the release that was current before.
         activation: journal of a switch that didn't end; None when there is none.
+        rolled_back: who took the host back to `current`, when, and from which release; None when nobody did.
         releases: by name.
         models: directory name → {state, detail}.
         tools: names below `tools/` that are ready for use.
@@ -80,6 +81,7 @@ class HostReleases(Plain):
     current: str | None = None
     previous: str | None = None
     activation: dict[str, Any] | None = None
+    rolled_back: dict[str, Any] | None = None
     releases: dict[str, ReleaseState] = field(default_factory=dict)
     models: dict[str, dict[str, str]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
@@ -91,6 +93,7 @@ class HostReleases(Plain):
             current=data["current"],
             previous=data["previous"],
             activation=data["activation"],
+            rolled_back=data.get("rolled_back"),
             releases={name: ReleaseState.from_json(name, item) for name, item in data["releases"].items()},
             models=data["models"],
             tools=tuple(data["tools"]),

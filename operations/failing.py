@@ -8,6 +8,7 @@ import click
 from pyinfra.api import Host
 
 from lmcache_fleet.failures import Failure, failure_table
+from lmcache_fleet.recording import recorder_of
 
 _failures: dict[str, Failure] = {}
 
@@ -21,7 +22,13 @@ def note_failure(host: Host, step: str, cause: str, remedy: str) -> None:
         cause: what went wrong.
         remedy: what to do about it; empty when nobody knows.
     """
-    _failures.setdefault(host.name, Failure(host.name, step, cause, remedy))
+    failure = Failure(host.name, step, cause, remedy)
+    recorder = recorder_of(host.state)
+    if recorder:
+        # Whoever has the run written down also tells about it.
+        recorder.fail(failure)
+    else:
+        _failures.setdefault(host.name, failure)
     host.log_styled(f"{step}: {cause}", fg="red")
     if remedy:
         host.log_styled(f"remedy: {remedy}", fg="yellow")

@@ -28,8 +28,9 @@ def step_operation(
     @operation()
     @wraps(function)
     def contained(session: Session, *args: P.args, **kwargs: P.kwargs) -> Commands:
-        meta = session.state.get_op_meta(session.host.current_op_hash or "")
-        session.step = next(iter(meta.names))
+        # Not the operation's shared names: hosts whose playbooks have other steps share its place in the order.
+        arguments: dict[str, Any] = dict(session.host.current_op_global_arguments or {})
+        session.step = arguments.get("name") or function.__name__
         try:
             yield from function(session, *args, **kwargs)
         except HostFault as fault:

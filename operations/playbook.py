@@ -36,6 +36,7 @@ from operations.native_build import native_build, source
 from operations.packages import packages
 from operations.plan import HostPlan
 from operations.release import release, retention, switch
+from operations.report import host_report
 from operations.service import account, secrets, service, service_files
 from operations.session import HostFault, Session, session_for
 from operations.system_packages import system_packages
@@ -78,6 +79,8 @@ def apply_playbook(path: str) -> None:
             raise HostFault(cause, "; ".join(dict.fromkeys(item.remedy for item in unmet)))
         # Worked out once here, so that what can't be had (a source, an environment) is said before anything is touched.
         _ = plan.target
+        if session.recorder:
+            session.recorder.reports[this.name] = host_report(session, plan)
     except HostFault as fault:
         session.fail(fault)
         state.fail_hosts({this})
@@ -91,6 +94,8 @@ def apply_playbook(path: str) -> None:
 
 def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostSettings) -> Iterator[Call]:
     """The operations of a playbook, in order, each with its name.
+
+    With `until: prepared` they end before the switch, and nothing that serves notices.
 
     The release's directory is made before the first step that puts something into it, the service's account and files
     before anything is proved as that account or started, and old releases go last.
@@ -115,6 +120,10 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
         if isinstance(step, VenvStep):
             yield f"{number:02d} installer", partial(installer_tool, session, plan, step)
             yield label, partial(venv, session, plan, step)
+        elif settings.until == "prepared" and (
+            isinstance(step, ServiceStep) or (isinstance(step, VerifyStep) and step.stage == "online")
+        ):
+            continue
         elif isinstance(step, ServiceStep):
             if step.secrets:
                 yield f"{number:02d} secrets", partial(secrets, session, plan, step, settings.secrets)
@@ -123,6 +132,8 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
             yield label, partial(verify, session, plan, step)
         else:
             yield label, partial(_STEPS[type(step)], session, plan, step)
+    if settings.until == "prepared":
+        return
     if made and not services:
         yield "98 switch", partial(switch, session, plan)
     yield "99 retention", partial(retention, session, plan, settings.keep_releases)

@@ -6,10 +6,12 @@ import json
 import re
 from datetime import datetime, timezone
 
-from facts.releases import Releases
+from facts.releases import Releases, ReleaseSizes
 from lmcache_fleet.changes import Change
+from lmcache_fleet.identities import remember_machine_id
 from lmcache_fleet.release import HostReleases, release_spec
 from lmcache_fleet.shell import script, words, write_file
+from lmcache_fleet.sizes import readable
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import Session
@@ -70,8 +72,14 @@ def switch(session: Session, plan: HostPlan) -> Commands:
 @step_operation
 def retention(session: Session, plan: HostPlan, keep: int) -> Commands:
     """Only the newest releases stay: the serving one, the one before it, and others up to the number to keep."""
+    if session.executing and plan.system.machine_id:
+        # The last step: the host is as wanted, and it is this installation of it that is known from now on.
+        remember_machine_id(session.host.name, plan.system.machine_id)
     doomed = expendable(plan.releases, plan.target.name, keep)
-    if not session.show([Change(f"release {name}", "old", None) for name in doomed]):
+    # Measured only when something goes: it reads every file's size.
+    sizes = session.read(ReleaseSizes, prefix=session.layout.prefix) if doomed else {}
+    changes = [Change(f"release {name}", f"frees {readable(sizes.get(name, (0, 0))[1])}", None) for name in doomed]
+    if not session.show(changes):
         session.host.noop("no old releases")
         return
     paths = [session.layout.release(name).root for name in doomed]

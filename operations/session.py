@@ -23,6 +23,7 @@ from lmcache_fleet.changes import Change
 from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.failures import explain
 from lmcache_fleet.layout import Layout
+from lmcache_fleet.recording import recorder_of
 from lmcache_fleet.shell import words
 from operations.failing import note_failure
 
@@ -70,6 +71,7 @@ class Session:
         self._known: dict[str, Any] = {}
         self._phase = StateStage.Prepare
         self._lock: Any = None
+        self.recorder = recorder_of(state)
 
     @property
     def executing(self) -> bool:
@@ -139,11 +141,13 @@ class Session:
     # Telling
 
     def show(self, changes: Sequence[Change]) -> bool:
-        """Print what the step would change, under --diff.
+        """Write down what the step would change, and print it under --diff.
 
         Returns:
             Whether there is anything to change.
         """
+        if self.recorder and not self.rehearsing:
+            self.recorder.step(self.host.name, self.step, changes)
         if changes and self.state.config.DIFF and not self.rehearsing:
             kept = [change.what for change in changes if change.kept]
             if kept:
@@ -163,6 +167,8 @@ class Session:
 
     def progress(self, message: str) -> None:
         """A line about long work."""
+        if self.recorder:
+            self.recorder.tell(self.host.name, self.step, message)
         self.host.log(f"{self.step}: {message}")
 
     # Changing
@@ -265,6 +271,18 @@ class Session:
         if answer != "held":
             self._lock = None
             raise HostFault(f"the host's lock can't be taken: {answer or 'no answer'}", _CONNECTION_REMEDY)
+        if self.recorder:
+            # A driver makes several runs in one process, and none may stand in the next one's way.
+            self.recorder.at_end.append(self._release_lock)
+
+    def _release_lock(self) -> None:
+        held, self._lock = self._lock, None
+        if isinstance(held, subprocess.Popen):
+            held.communicate()
+        elif isinstance(held, tuple):
+            stdin, stdout, _ = held
+            stdin.channel.shutdown_write()
+            stdout.channel.recv_exit_status()
 
     def _open_channel(self, script: str) -> tuple[str, Any]:
         command = make_unix_command_for_host(

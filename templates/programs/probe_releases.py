@@ -188,6 +188,7 @@ def main():
                 "current": os.path.basename(os.readlink(current)) if os.path.islink(current) else None,
                 "previous": (read_json(os.path.join(prefix, "previous.json")) or {}).get("release"),
                 "activation": read_json(os.path.join(prefix, "activation.json")),
+                "rolled_back": read_json(os.path.join(prefix, "rolled_back.json")),
                 "releases": {
                     name: release(os.path.join(releases, name), request)
                     for name in listed(releases)

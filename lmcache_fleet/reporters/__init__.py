@@ -1,0 +1,1 @@
+"""Results, told to people: tables and colour on a terminal, plain lines when piped."""

@@ -1,0 +1,46 @@
+"""Where a host stands, written down for whoever drives the run."""
+
+from __future__ import annotations
+
+from facts.releases import ReleaseSizes
+from facts.units import Unit, Units
+from lmcache_fleet.identities import known_machine_id
+from lmcache_fleet.playbook.model import ServiceStep
+from lmcache_fleet.recording import HostReport, ReleaseBrief
+from lmcache_fleet.units import unit_names
+from operations.plan import HostPlan
+from operations.session import Session
+
+
+def host_report(session: Session, plan: HostPlan) -> HostReport:
+    """Where the host stands, from what was read of it.
+
+    Args:
+        session: the host's session.
+        plan: the host's plan.
+    """
+    found, serving = plan.releases, plan.releases.serving
+    names = [name for step in plan.playbook.of_kind(ServiceStep) for name in unit_names(step)]
+    units = session.read(Units, names=tuple(names)) if names else {}
+    measured = session.recorder is not None and session.recorder.measure
+    sizes = session.read(ReleaseSizes, prefix=session.layout.prefix) if measured else {}
+    running = [unit.environment.get("LMCACHE_FLEET_RELEASE", "") for unit in units.values() if unit.running]
+    return HostReport(
+        target=plan.target.name,
+        current=found.current,
+        previous=found.previous,
+        interrupted=found.activation is not None,
+        rolled_back=found.rolled_back,
+        machine_id=plan.system.machine_id,
+        known_machine_id=known_machine_id(session.host.name),
+        service={name: units.get(name, Unit(None)).properties.get("ActiveState", "absent") for name in names},
+        running=tuple(sorted({name for name in running if name})),
+        evidence={
+            stage: {"ok": bool(item.get("ok")), "finished": item.get("finished")}
+            for stage, item in (serving.evidence if serving else {}).items()
+        },
+        releases=tuple(
+            ReleaseBrief(name, state.sealed, *(sizes.get(name) or (None, None)))
+            for name, state in found.releases.items()
+        ),
+    )
