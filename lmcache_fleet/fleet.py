@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 from pyinfra.api import Config, Host, Inventory, State
 from pyinfra.api.connect import connect_all
-from pyinfra.api.exceptions import DeployError, PyinfraError
+from pyinfra.api.exceptions import DeployError, InventoryError, PyinfraError
 from pyinfra.api.operations import run_host_op
 from pyinfra.api.state import BaseStateCallback, StateStage
 from pyinfra.context import ctx_config, ctx_host, ctx_inventory, ctx_state
@@ -150,7 +150,11 @@ class Fleet:
         state = State(check_for_changes=not change)
         record(state, recorder)
         with _context(ctx_state, state), _context(ctx_inventory, inventory):
-            state.init(inventory, self.config.copy())
+            try:
+                state.init(inventory, self.config.copy())
+            except InventoryError as error:
+                # config.py has pyinfra check hosts' data first: it may know more of it than the engine does.
+                raise InputError([Problem("inventory", 0, 0, "", str(error))]) from error
             state.config.PARALLEL = len(names)
             state.add_callback_handler(_Telling())
             try:

@@ -26,8 +26,8 @@ class Group(Plain):
 
     @property
     def count(self) -> int:
-        """How many things change on each of the hosts."""
-        return sum(len(changes) for changes in self.steps.values())
+        """How many things change on each of the hosts; what a new release takes over as it is doesn't count."""
+        return sum(not change.kept for changes in self.steps.values() for change in changes)
 
 
 @dataclass(frozen=True, slots=True)
