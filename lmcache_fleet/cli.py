@@ -38,26 +38,31 @@ main.add_command(plan)
 @click.option("--json", "as_json", is_flag=True, help="Problems as JSON.")
 def check(playbooks: tuple[Path, ...], settings: tuple[str, ...], as_json: bool) -> None:
     """Check playbooks without any host: schema, templates, references, known-bad combinations."""
-    from lmcache_fleet.compatibility import findings
+    from lmcache_fleet.compatibility import findings, notes
     from lmcache_fleet.playbook.load import check_document, read_playbook
 
     given = dict(_setting(item) for item in settings)
     problems: list[str] = []
+    worth_knowing: list[str] = []
     for path in playbooks:
         try:
             document = read_playbook(path)
             playbook = check_document(document, given)
             found = [f"{path}: {finding}" for finding in findings(playbook)]
+            known = [f"{path}: note: {note}" for note in notes(playbook)]
         except InputError as error:
-            found = [str(problem) for problem in error.problems]
+            found, known = [str(problem) for problem in error.problems], []
         problems += found
+        worth_knowing += known
         if not as_json:
             for text in found:
                 click.secho(text, fg="red", err=True)
+            for text in known:
+                click.secho(text, fg="yellow", err=True)
             if not found:
                 click.echo(f"{path}: ok")
     if as_json:
-        click.echo(json.dumps({"ok": not problems, "problems": problems}, indent=1))
+        click.echo(json.dumps({"ok": not problems, "problems": problems, "notes": worth_knowing}, indent=1))
     sys.exit(1 if problems else 0)
 
 

@@ -25,6 +25,8 @@ from lmcache_fleet.playbook.model import (
     parsed_requirement,
 )
 from lmcache_fleet.problems import nearest
+from lmcache_fleet.requirements import Observed
+from lmcache_fleet.rule_conditions import HostCondition, PlaybookCondition
 
 _RULES = Path(__file__).parent / "rules"
 
@@ -34,7 +36,10 @@ def _canonical(pins: dict[str, str]) -> dict[str, str]:
 
 
 class Rule(StrictModel):
-    """One known-bad combination; it fires when all of the conditions that it names hold."""
+    """One known-bad combination; it fires when all of the conditions that it names hold.
+
+    One with `host` is judged where a host was observed. A `note` is worth knowing and refuses nothing.
+    """
 
     id: str
     kind: Literal["abi", "connector-loading", "feature"]
@@ -45,6 +50,10 @@ class Rule(StrictModel):
     unless_patch: str | None = None
     module_path: bool | None = None
     without_server: bool = False
+    without_module_path: bool = False
+    playbook: PlaybookCondition = PlaybookCondition()
+    host: HostCondition | None = None
+    note: bool = False
     message: str
     remedy: str
     source: str
@@ -94,10 +103,27 @@ def pinned_versions(playbook: Playbook) -> dict[str, Version]:
     return found
 
 
-def findings(playbook: Playbook) -> list[Finding]:
-    """Every rule that fires for a playbook, and every configuration key that its LMCache doesn't know."""
-    fired = [Finding(rule.id, rule.message, rule.remedy) for rule in rules() if _fires(rule, playbook)]
-    return fired + _unknown_keys(playbook)
+def findings(playbook: Playbook, host: Observed | None = None) -> list[Finding]:
+    """Every rule that fires for a playbook, and every configuration key that its LMCache doesn't know.
+
+    Args:
+        playbook: rendered.
+        host: a host that was observed; without one, rules that speak of hosts stay silent.
+    """
+    return _fired(playbook, host, note=False) + _unknown_keys(playbook)
+
+
+def notes(playbook: Playbook) -> list[Finding]:
+    """What is worth knowing of a playbook's combination and refuses nothing."""
+    return _fired(playbook, None, note=True)
+
+
+def _fired(playbook: Playbook, host: Observed | None, note: bool) -> list[Finding]:
+    return [
+        Finding(rule.id, rule.message, rule.remedy)
+        for rule in rules()
+        if rule.note == note and _fires(rule, playbook) and (rule.host is None or (host and rule.host.fits(host)))
+    ]
 
 
 def _fires(rule: Rule, playbook: Playbook) -> bool:
@@ -121,6 +147,10 @@ def _fires(rule: Rule, playbook: Playbook) -> bool:
         conditions.append(any(service.connector.module_path for service in services))
     if rule.without_server:
         conditions.append(any(service.server is None for service in services))
+    if rule.without_module_path:
+        conditions.append(any(service.connector.module_path is None for service in services))
+    if rule.playbook.names_anything:
+        conditions.append(rule.playbook.holds(playbook))
     return bool(conditions) and all(conditions)
 
 

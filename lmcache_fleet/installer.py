@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -158,7 +159,7 @@ def package_changes(
             continue
         changes.append(Change(name, " and ".join(shown) or None, wanted, why=why))
     if not changes:
-        changes += _ownership_changes(step, state)
+        changes += _ownership_changes(step, state) + _variant_changes(step, state)
     return changes
 
 
@@ -175,6 +176,17 @@ def _ownership_changes(step: PackagesStep, state: ReleaseState) -> list[Change]:
     if step.wheel_tag and step.wheel_tag not in state.wheel_tags.get(step.owner, []):
         tags = " ".join(state.wheel_tags.get(step.owner, [])) or "unknown"
         changes.append(Change(f"wheel of {step.owner}", tags, step.wheel_tag, why="another build of the same version"))
+    return changes
+
+
+def _variant_changes(step: PackagesStep, state: ReleaseState) -> list[Change]:
+    """A version may fit a pin and still be another build: `2.11.0+cu129` and `2.11.0` both satisfy `==2.11.0`."""
+    changes = []
+    for name, pattern in step.installed.items():
+        versions = state.distributions.get(canonicalize_name(name), [])
+        if len(versions) != 1 or not fnmatchcase(versions[0], pattern):
+            shown = " and ".join(versions) or None
+            changes.append(Change(name, shown, pattern, why="another build of the same version"))
     return changes
 
 

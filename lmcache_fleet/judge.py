@@ -93,6 +93,8 @@ def build_key(step: NativeBuildStep, wanted: Wanted, state: ReleaseState) -> dic
         state: the release, in which what the extension is built against is installed.
     """
     against = {name: next(iter(state.distributions.get(name, [])), None) for name in ("torch", "torch-npu", "lmcache")}
+    if wanted.key.runtime:
+        against["runtime"] = wanted.key.runtime
     return {
         "source": wanted.sources[step.source],
         "soc": step.soc or wanted.key.soc,
@@ -257,9 +259,7 @@ def owned_packages(playbook: Playbook) -> dict[str, Any]:
     packages = playbook.of_kind(PackagesStep)
     return {
         "owns": {package: step.owner for step in packages for package in step.owns},
-        "wheel_tags": sorted(
-            {step.owner for step in packages if step.wheel_tag}
-        ),
+        "wheel_tags": sorted({step.owner for step in packages if step.wheel_tag}),
         "natives": {
             step.module: {"build_info": step.build_info, "libraries": list(step.libraries)}
             for step in playbook.of_kind(NativeBuildStep)

@@ -116,6 +116,7 @@ class HostKey:
         glibc: version of the C library.
         soc: SoC name as builds need it, such as `Ascend910B3`; None without an accelerator.
         toolkit: version of the vendor's toolkit, such as CANN's.
+        runtime: torch of the interpreter below the release, where the release is built on it.
     """
 
     arch: str
@@ -124,10 +125,13 @@ class HostKey:
     glibc: str | None
     soc: str | None = None
     toolkit: str | None = None
+    runtime: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, for digests and manifests."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        # Left out where it says nothing, so that it made no other digest of the releases that were there before it.
+        return data if self.runtime else {name: value for name, value in data.items() if name != "runtime"}
 
 
 def release_steps(playbook: Playbook) -> list[StepBase]:

@@ -10,6 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from lmcache_fleet.accelerators import Accelerators
 from lmcache_fleet.playbook.model import AcceleratorRequirement, Requirements
+from lmcache_fleet.runtimes import Runtime, runtime_gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Observed:
         soc: SoC name as builds need it.
         toolkit: the toolkit's version, as a version that can be compared.
         driver: the driver's version, likewise.
+        runtime: the stack that the interpreter below the release brings.
     """
 
     arch: str | None = None
@@ -37,6 +39,25 @@ class Observed:
     soc: str | None = None
     toolkit: Version | None = None
     driver: Version | None = None
+    runtime: Runtime | None = None
+
+    @property
+    def cuda(self) -> Version | None:
+        """The newest CUDA that the driver serves."""
+        return _parsed(str(self.accelerators.extra.get("cuda_version") or "")) if self.accelerators else None
+
+    @property
+    def compute_capabilities(self) -> tuple[tuple[int, str, Version | None], ...]:
+        """Card, name and compute capability of every chip; None where the tool doesn't tell."""
+        chips = self.accelerators.chips if self.accelerators else ()
+        return tuple((chip.npu_id, chip.name, _parsed(chip.extra.get("compute_capability"))) for chip in chips)
+
+    @property
+    def socs(self) -> tuple[str, ...]:
+        """Every architecture among the chips, such as gfx942; the SoC where the tool names one for all."""
+        chips = self.accelerators.chips if self.accelerators else ()
+        named = dict.fromkeys(str(chip.extra["gfx"]) for chip in chips if chip.extra.get("gfx"))
+        return tuple(named) or ((self.soc,) if self.soc else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,10 @@ def shortfalls(requires: Requirements, host: Observed) -> list[Shortfall]:
         found += _accelerator(requires.accelerator, host)
     found += _version("CANN", requires.cann, host.toolkit, "install that toolkit, or use the playbook of the one there")
     found += _version("driver", requires.driver, host.driver, "upgrade the driver and firmware, then reboot")
+    if requires.cuda and not (requires.accelerator and not _trusted(host)):
+        found += _version("CUDA of the driver", requires.cuda, host.cuda, "upgrade the driver to one of that CUDA")
+    if requires.toolkit and not (requires.accelerator and not _trusted(host)):
+        found += _version("toolkit", requires.toolkit, host.toolkit, "install that version, or use another playbook")
     found += _version("glibc", requires.glibc, _parsed(host.glibc), "use a newer release of the distribution")
     if requires.python and host.pythons:
         # A build from a source tree between two releases says `3.13.0+`.
@@ -71,6 +96,9 @@ def shortfalls(requires: Requirements, host: Observed) -> list[Shortfall]:
         if not any(version and SpecifierSet(requires.python).contains(version) for version in versions):
             cause = f"found {', '.join(host.pythons)}, wanted {requires.python}"
             found.append(Shortfall("python", cause, "install such an interpreter, or set the playbook's python"))
+    if requires.runtime:
+        gaps = runtime_gaps(requires.runtime, host.runtime, host.glibc, host.arch)
+        found += [Shortfall("runtime", gap, requires.runtime.otherwise) for gap in gaps]
     for what, wanted_gb, has in (
         ("free disk", requires.disk_free_gb, host.disk_free_gb),
         ("memory", requires.memory_gb, host.memory_gb),
@@ -89,9 +117,10 @@ def _accelerator(wanted: AcceleratorRequirement, host: Observed) -> list[Shortfa
         state = "nothing was read" if seen is None else f"{seen.state}: {seen.message}"
         return [Shortfall(f"{wanted.vendor} accelerator", state, _REMEDIES.get(seen.state if seen else "", _LOOK))]
     found = []
-    soc = host.soc or (seen.chips[0].name if seen.chips else "none")
-    if wanted.soc and not any(fnmatch.fnmatchcase(soc, pattern) for pattern in wanted.soc):
-        cause = f"the SoC is {soc}, wanted {' or '.join(wanted.soc)}"
+    socs = host.socs or ((seen.chips[0].name if seen.chips else "none"),)
+    strange = [soc for soc in socs if not any(fnmatch.fnmatchcase(soc, pattern) for pattern in wanted.soc)]
+    if wanted.soc and strange:
+        cause = f"the SoC is {' and '.join(strange)}, wanted {' or '.join(wanted.soc)}"
         found.append(Shortfall("SoC", cause, "use the playbook of this SoC, or name it in requires.accelerator.soc"))
     if wanted.health:
         # A chip that doesn't tell its health is not a healthy chip.
@@ -100,10 +129,25 @@ def _accelerator(wanted: AcceleratorRequirement, host: Observed) -> list[Shortfa
         ]
         if sick:
             found.append(Shortfall("health", ", ".join(sick), "look at the card's alarms; exclude or replace it"))
+    if wanted.compute_capability:
+        condition = SpecifierSet(wanted.compute_capability)
+        weak = [
+            f"card {card} ({name}): {capability or 'unknown'}"
+            for card, name, capability in host.compute_capabilities
+            if capability is None or not condition.contains(capability)
+        ]
+        if weak:
+            cause = f"{', '.join(weak)}, wanted {wanted.compute_capability}"
+            found.append(Shortfall("compute capability", cause, "such a card is too old for LMCache's kernels"))
     if seen.chip_count < (wanted.count or 1):
         cause = f"{seen.chip_count} chips, wanted {wanted.count or 1}"
         found.append(Shortfall("chips", cause, "check the cards, their power and the devices given to a container"))
     return found
+
+
+def _trusted(host: Observed) -> bool:
+    """Whether the accelerator answered; where it didn't, that is said once and not again by every version."""
+    return host.accelerators is not None and host.accelerators.state == "ok"
 
 
 def _version(what: str, condition: str | None, version: Version | None, remedy: str) -> list[Shortfall]:
@@ -118,7 +162,7 @@ def _version(what: str, condition: str | None, version: Version | None, remedy: 
 
 def _parsed(text: str | None) -> Version | None:
     try:
-        return Version(text) if text else None
+        return Version(str(text)) if text else None
     except InvalidVersion:
         return None
 

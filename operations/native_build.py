@@ -22,7 +22,7 @@ from lmcache_fleet.playbook.model import NativeBuildStep, PackagesStep, SourceSt
 from lmcache_fleet.shell import program_source, script, words, write_file
 from lmcache_fleet.store import RefusedArtifact, Wheel, WheelStore
 from operations.faults import Commands, step_operation
-from operations.packages import install_script
+from operations.packages import check_command, install_script
 from operations.plan import HostPlan
 from operations.session import HostFault, Session
 from operations.venv import uv_path
@@ -111,6 +111,7 @@ def _build(session: Session, plan: HostPlan, step: NativeBuildStep, key: dict[st
         "version": step.version,
         "soc": step.soc,
         "job_memory_gb": step.job_memory_gb,
+        "spare_memory_gb": step.spare_memory_gb,
         "memory_gb": step.memory_gb,
     }
     built: list[tuple[str, str]] = []
@@ -156,9 +157,10 @@ def _install(session: Session, plan: HostPlan, step: NativeBuildStep, wheel: Whe
     call = install_call(local, venv, layout, release, uv_path(venv, layout), requirements=[there])
     record = {"key": wheel.key, "sha256": wheel.sha256, "wheel": wheel.path.name}
     check = f"printf '%s  %s\\n' {words(wheel.sha256, there)} | sha256sum -c --quiet -"
+    loads = check_command({}, step.imports, plan, release)
     keep = write_file(release.file(f"records/native-{step.package}.json"), json.dumps(record, sort_keys=True))
     yield session.remote(
-        script(check, install_script(call, release, f"native_build {step.package}", record=keep)),
+        script(check, install_script(call, release, f"native_build {step.package}", record=script(loads, keep))),
         timeout=600,
         doing=f"installing {wheel.path.name} from the artifact store",
     )

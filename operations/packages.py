@@ -6,10 +6,11 @@ import json
 
 from facts.interpreters import PipWheelFolders
 from facts.releases import Releases
+from lmcache_fleet.envfile import parse_env
 from lmcache_fleet.installer import InstallerCall, install_call
 from lmcache_fleet.layout import ReleaseLayout
 from lmcache_fleet.playbook.model import PackagesStep
-from lmcache_fleet.shell import exports, script, words, write_file
+from lmcache_fleet.shell import exports, run_program, script, words, write_file
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import Session
@@ -31,11 +32,29 @@ def packages(session: Session, plan: HostPlan, step: PackagesStep) -> Commands:
     offered = session.read(PipWheelFolders) if step.machine_wheels else ()
     call = install_call(step, venv, layout, release, uv_path(venv, layout), offered)
     yield session.remote(
-        install_script(call, release, f"packages {step.name}"),
+        install_script(
+            call, release, f"packages {step.name}", record=check_command(step.installed, step.imports, plan, release)
+        ),
         timeout=step.timeout,
         doing=f"installing {', '.join(step.wanted)}",
     )
     session.forget(Releases)
+
+
+def check_command(installed: dict[str, str], imports: list[str], plan: HostPlan, release: ReleaseLayout) -> str | None:
+    """The command that holds what was installed against what was wanted; None when nothing is said of that.
+
+    Args:
+        installed: distribution → pattern of its version.
+        imports: modules that must load.
+        plan: whose toolkit environment the modules load in.
+        release: paths of the release.
+    """
+    if not installed and not imports:
+        return None
+    request = {"installed": installed, "imports": imports}
+    environment = exports(parse_env(plan.wanted.toolkit_env or ""))
+    return f"{environment} {run_program('check_installed.py', request, release.python)} </dev/null".strip()
 
 
 def install_script(call: InstallerCall, release: ReleaseLayout, step: str, record: str | None = None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from facts.interpreters import Interpreters, PipWheelFolders
 from facts.releases import Releases
+from facts.runtimes import Runtimes
 from facts.system import HostSystem, System
 from facts.system_packages import AptPackages, DnfPackages
 from facts.toolkit_env import ToolkitEnv
@@ -32,7 +33,9 @@ from lmcache_fleet.playbook.model import (
 from lmcache_fleet.playbook.source import Document
 from lmcache_fleet.playbook.template import names_used
 from lmcache_fleet.release import HostKey, HostReleases, ReleaseState, Target, choose_target, release_spec
+from lmcache_fleet.requirement_files import RequirementsFileError, expanded
 from lmcache_fleet.requirements import Observed
+from lmcache_fleet.runtimes import Runtime, minor_of
 from lmcache_fleet.sources import SourceError, SourceTree, make_tree
 from lmcache_fleet.units import unit_names
 from operations.session import HostFault, Part, Session
@@ -74,7 +77,10 @@ class HostPlan:
             arch = self.system.arch
             if arch is None:
                 raise HostFault("the host doesn't tell its architecture")
-            self._playbook = self._resolved(arch)
+            playbook = self._resolved(arch)
+            if any(step.requirements for step in playbook.of_kind(PackagesStep)):
+                playbook = _expanded(playbook, arch)
+            self._playbook = playbook
         return self._playbook
 
     @property
@@ -108,7 +114,16 @@ class HostPlan:
             soc=accelerator.soc,
             toolkit=accelerator.toolkit,
             driver=accelerator.driver,
+            runtime=self._runtime(),
         )
+
+    def _runtime(self) -> Runtime | None:
+        """The stack of the interpreter that the release is built on; None where the playbook builds on none."""
+        wanted = _runtimes_of(self.playbook)
+        if wanted is None or self.venv is None:
+            return None
+        fitting = [item for item in self.session.read(Runtimes, **wanted) if minor_of(item.version) == self.venv.python]
+        return fitting[0] if fitting else None
 
     def interpreters(self) -> list[Any]:
         """Interpreters of the minor version that the playbook's venv step wants."""
@@ -178,6 +193,7 @@ class HostPlan:
             glibc=system.glibc,
             soc=observed.soc,
             toolkit=str(observed.toolkit) if observed.toolkit else None,
+            runtime=observed.runtime.torch if observed.runtime else None,
         )
         wanted = Wanted(
             playbook=self.playbook,
@@ -226,6 +242,8 @@ def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
         (Releases, {"prefix": prefix, "request": owned_packages(playbook)}),
         *vendor_parts(_vendor(playbook)),
     ]
+    if (runtimes := _runtimes_of(playbook)) is not None:
+        parts.append((Runtimes, runtimes))
     for step in playbook.steps:
         if not step.when:
             continue
@@ -255,8 +273,25 @@ def _toolkit_of(step: ToolkitEnvStep) -> dict[str, Any]:
     return {"scripts": scripts, "path": tuple(step.path)}
 
 
+def _runtimes_of(playbook: Playbook) -> dict[str, Any] | None:
+    """What to ask of the interpreters' stacks; None when the release stands on none of them."""
+    venvs = playbook.of_kind(VenvStep)
+    runtime = playbook.requires.runtime
+    if not venvs or not (runtime or venvs[0].system_site_packages):
+        return None
+    return {**_interpreters_of(venvs[0]), "distributions": tuple(sorted(runtime.distributions)) if runtime else ()}
+
+
 def _interpreters_of(step: VenvStep) -> dict[str, Any]:
     return {"minor": step.python, "also": (step.interpreter,) if step.interpreter else ()}
+
+
+def _expanded(playbook: Playbook, arch: str) -> Playbook:
+    archives = {step.name: source_tree(step).archive for step in playbook.of_kind(SourceStep)}
+    try:
+        return expanded(playbook, archives, arch)
+    except RequirementsFileError as error:
+        raise HostFault(str(error), "correct `requirements` in the packages step, or pin another ref") from error
 
 
 class _Shared:

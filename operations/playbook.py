@@ -9,6 +9,7 @@ from typing import Any
 from pyinfra import host, state
 from pyinfra.api.exceptions import DeployError
 
+from lmcache_fleet.compatibility import findings
 from lmcache_fleet.inventory import HostSettings, data_layers, host_settings
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import read_playbook
@@ -77,6 +78,10 @@ def apply_playbook(path: str) -> None:
         if unmet:
             cause = "; ".join(f"{item.what}: {item.cause}" for item in unmet)
             raise HostFault(cause, "; ".join(dict.fromkeys(item.remedy for item in unmet)))
+        bad = findings(plan.playbook, plan.observed())
+        if bad:
+            cause = "; ".join(f"{item.rule}: {item.message}" for item in bad)
+            raise HostFault(cause, "; ".join(dict.fromkeys(item.remedy for item in bad)))
         # Worked out once here, so that what can't be had (a source, an environment) is said before anything is touched.
         _ = plan.target
         if session.recorder:

@@ -106,6 +106,7 @@ PlainName = Annotated[str, AfterValidator(_check_plain_name)]
 Argument = Annotated[str, AfterValidator(_check_argument)]
 EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
 Environment = Annotated[dict[str, EnvValue], AfterValidator(_check_env)]
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n\r\x00]*$")]
 PythonMinor = Annotated[str, Field(pattern=r"^3\.\d+$")]
 
@@ -117,6 +118,26 @@ class AcceleratorRequirement(StrictModel):
     soc: list[str] = Field(default=[], description="shell patterns, any of which the SoC name must match")
     health: str | None = Field(default=None, description="health word that every chip must show")
     count: int | None = Field(default=None, ge=1, description="at least so many chips")
+    compute_capability: VersionCondition | None = Field(default=None, description="that every NVIDIA chip must have")
+
+
+class RuntimeRequirement(StrictModel):
+    """The stack below the release that a vendor's wheel is linked against: it comes with the interpreter."""
+
+    torch: str | None = Field(default=None, description="shell pattern of torch's whole version, local part included")
+    hip: str | None = Field(default=None, description="shell pattern of the HIP runtime that torch was built with")
+    cxx11_abi: bool | None = Field(default=None, description="torch's C++ ABI (_GLIBCXX_USE_CXX11_ABI)")
+    wheel_tag: str | None = Field(
+        default=None,
+        pattern=r"^cp3\d+-cp3\d+-manylinux_\d+_\d+_[a-z0-9_]+$",
+        description="tag that the host must be able to install",
+    )
+    distributions: dict[str, VersionCondition] = Field(
+        default={}, description="distribution → condition; those that the vendor's stack must have"
+    )
+    otherwise: str = Field(
+        default="build LMCache from source against the torch that is there", description="the remedy to name"
+    )
 
 
 class Requirements(StrictModel):
@@ -125,6 +146,9 @@ class Requirements(StrictModel):
     accelerator: AcceleratorRequirement | None = None
     cann: VersionCondition | None = None
     driver: VersionCondition | None = None
+    cuda: VersionCondition | None = Field(default=None, description="newest CUDA that the driver serves")
+    toolkit: VersionCondition | None = Field(default=None, description="the vendor's toolkit: ROCm, MUSA SDK, MACA")
+    runtime: RuntimeRequirement | None = None
     python: VersionCondition | None = None
     glibc: VersionCondition | None = None
     disk_free_gb: float | None = Field(default=None, ge=0, strict=False)
@@ -183,6 +207,14 @@ class VenvStep(StepBase):
     system_site_packages: bool = False
 
 
+class RequirementsFiles(StrictModel):
+    """Requirements files of a source tree, as its own instructions install them."""
+
+    source: PlainName = Field(description="name of the source step")
+    files: list[Annotated[str, AfterValidator(_check_inside)]] = Field(min_length=1)
+    leave_out: list[PlainName] = Field(default=[], description="distributions of those files that are not wanted")
+
+
 class PackagesStep(StepBase):
     """One installer call, and the installed state it must leave."""
 
@@ -191,6 +223,9 @@ class PackagesStep(StepBase):
     pins: list[Pin] = Field(default=[], description="exact versions")
     present: list[Requirement_] = Field(
         default=[], description="any version that fits will do, one already there first"
+    )
+    requirements: RequirementsFiles | None = Field(
+        default=None, description="like present, with the lines of files in a source tree"
     )
     index_url: Argument | None = None
     extra_index_urls: list[Argument] = []
@@ -218,14 +253,20 @@ class PackagesStep(StepBase):
     machine_wheels: bool = Field(
         default=False, description="also offer the wheel folders of the host's pip configuration"
     )
+    installed: dict[str, str] = Field(
+        default={}, description="distribution → shell pattern of the whole version that must be installed in the end"
+    )
+    imports: list[ModuleName] = Field(
+        default=[], description="modules that must load afterwards, in the toolkit's environment"
+    )
     require_hashes: bool = False
     hashes: dict[str, list[str]] = Field(default={}, description="pin → allowed hashes, as 'sha256:…'")
     compile_bytecode: bool = False
 
     @model_validator(mode="after")
     def _something_wanted(self) -> PackagesStep:
-        if not self.pins and not self.present:
-            raise ValueError("give pins, or present")
+        if not self.pins and not self.present and not self.requirements:
+            raise ValueError("give pins, present or requirements")
         if (self.owns or self.wheel_tag) and not self.pins:
             raise ValueError("owns and wheel_tag speak of the first pin, and there is none")
         return self
@@ -286,8 +327,12 @@ class NativeBuildStep(StepBase):
     env: Environment = {}
     memory_gb: float | None = Field(default=None, gt=0, strict=False, description="memory limit of the whole build")
     job_memory_gb: float = Field(default=2.0, gt=0, strict=False, description="memory one compile job may need")
+    spare_memory_gb: float = Field(default=1.0, ge=0, strict=False, description="memory left to all else")
     timeout: int = Field(default=3600, ge=1)
     soc: str | None = Field(default=None, description="build for this SoC on a host without the accelerator")
+    imports: list[ModuleName] = Field(
+        default=[], description="modules that must load afterwards, in the toolkit's environment"
+    )
 
 
 class TinyModel(StrictModel):
@@ -443,6 +488,7 @@ class Playbook(StrictModel):
     def _references(self) -> Playbook:
         _expect_named(self.steps, NativeBuildStep, "source", SourceStep)
         _expect_named(self.steps, ServiceStep, "model", ModelStep)
+        _expect_sources_of_files(self.steps)
         for kind in (VenvStep, ServiceStep):
             if len(self.of_kind(kind)) > 1:
                 raise ValueError(f"at most one {kind.__name__.removesuffix('Step').lower()} step")
@@ -463,3 +509,16 @@ def _expect_named(steps: Iterable[StepBase], users: type[StepBase], field: str, 
         elif isinstance(step, users) and getattr(step, field) not in made:
             kind, wanted = step.kind, getattr(step, field)  # type: ignore[attr-defined]
             raise ValueError(f"the {kind} step names the {field} '{wanted}', which no {field} step above makes")
+
+
+def _expect_sources_of_files(steps: Iterable[Any]) -> None:
+    made = set()
+    for step in steps:
+        if isinstance(step, SourceStep) and step.when:
+            made.add(step.name)
+        elif isinstance(step, PackagesStep) and step.when and step.requirements:
+            wanted = step.requirements.source
+            if wanted not in made:
+                raise ValueError(
+                    f"the packages step {step.name} names the source '{wanted}', which no source step above makes"
+                )

@@ -42,6 +42,14 @@ def memory_gib():
     return free
 
 
+def cores():
+    """Processors that this process may use."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
 def job_count(cores, memory, per_job, reserve=1.0):
     """As many jobs as cores, but no more than the memory bears; one at least."""
     return max(1, min(cores, int((memory - reserve) / per_job)))
@@ -88,11 +96,13 @@ def main():
         sys.exit("the source tree changed on the way: its hash differs")
     subprocess.run(["tar", "-xzf", archive, "-C", work], check=True)
     tree = os.path.join(work, request["name"])
-    jobs = job_count(os.cpu_count() or 1, memory_gib(), request["job_memory_gb"])
+    jobs = job_count(cores(), memory_gib(), request["job_memory_gb"], request.get("spare_memory_gb", 1.0))
     env = environment(request, tools)
     cmake_shim(tools, jobs, env["PATH"].split(os.pathsep, 1)[1])
     env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs))
     env.setdefault("MAX_JOBS", str(jobs))
+    # What LMCache's build fills the remaining slots with; they are all given to jobs.
+    env.setdefault("NVCC_THREADS", "1")
     print("building with %d jobs" % jobs, flush=True)
     out = os.path.join(work, "dist")
     command = [word.replace("@OUT@", out).replace("@TREE@", tree) for word in request["command"]]

@@ -18,6 +18,21 @@ RULES = yaml.safe_load(
 
 # A piece of the rule's cause → lines that must be explained by it.
 EXAMPLES: dict[str, list[str]] = {
+    "took another build than the one wanted": ["wrong build: torch is 2.11.0, wanted *+cu129"],
+    "built for another torch": [
+        "import lmcache.cuda_ops: ImportError: /r/lmcache/cuda_ops.so: undefined symbol: _ZN3c105ErrorC1ENS_14SourceLocationESs",
+        "ImportError: /r/lmcache/cuda_ops.abi3.so: undefined symbol: _ZNK2at10TensorBase4itemIiEET_v",
+        "ImportError: c_ops.so: undefined symbol: torch_abi_2_11_0",
+    ],
+    "built for a CUDA that is not here": ["ImportError: libcudart.so.13: cannot open shared object file: No such file or directory"],
+    "ROCm's runtime of the wheel's version": ["ImportError: libamdhip64.so.7: cannot open shared object file: No such file or directory"],
+    "oneAPI's runtime": ["ImportError: libsycl.so.8: cannot open shared object file: No such file or directory"],
+    "MUSA SDK's libraries": ["ImportError: libmusart.so.4: cannot open shared object file: No such file or directory"],
+    "MACA's libraries": ["ImportError: libmcruntime.so: cannot open shared object file: No such file or directory"],
+    "no such native module": ["import lmcache.cuda_ops: ModuleNotFoundError: No module named 'lmcache.cuda_ops'"],
+    "two accelerators at once": ["RuntimeError: Multiple profiles explicitly requested: cuda, rocm"],
+    "oneAPI's compiler": ["RuntimeError: icpx not found. Please source oneAPI setvars.sh first"],
+    "neither 12 nor 13": ["ValueError: LMCACHE_CUDA_MAJOR must be '12' or '13', got '11'"],
     "CUDA extension on a host without CUDA": ["OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root."],
     "bash's `source` under a plain sh": ["/bin/sh: 1: source: not found"],
     "CANN 9.1 moved this header": ["hixl.cpp:3:10: fatal error: runtime/rt_external_device.h: No such file or directory"],

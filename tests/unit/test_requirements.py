@@ -12,6 +12,7 @@ from packaging.version import Version
 from lmcache_fleet.accelerators import Accelerators, Chip
 from lmcache_fleet.playbook.model import Requirements
 from lmcache_fleet.requirements import Observed, shortfalls
+from lmcache_fleet.runtimes import Runtime
 
 
 def chip(number: int, health: str | None = "OK", name: str = "910B3") -> Chip:
@@ -103,3 +104,58 @@ def test_an_interpreter_whose_version_is_odd_is_no_trace() -> None:
     assert unmet({"python": ">=3.10"}, pythons=("3.13.0+", "3.12.1")) == []
     assert unmet({"python": ">=3.13"}, pythons=("3.13.0+",)) == []
     assert unmet({"python": ">=3.10"}, pythons=("unknown",)) != []
+
+
+def nvidia(*capabilities: str | None, cuda: str | None = "13.0") -> Accelerators:
+    chips = tuple(
+        Chip(number, None, "NVIDIA card", None, None, "VRAM", None, None, extra={"compute_capability": value})
+        for number, value in enumerate(capabilities)
+    )
+    return Accelerators("cuda", "ok", chips=chips, extra={"cuda_version": cuda} if cuda else {})
+
+
+def instinct(*names: str) -> Accelerators:
+    return Accelerators(
+        "rocm",
+        "ok",
+        chips=tuple(Chip(n, None, "x", None, None, "VRAM", 0, 0, extra={"gfx": g}) for n, g in enumerate(names)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("requires", "observed", "expected"),
+    [
+        ({"accelerator": {"vendor": "cuda", "compute_capability": ">=7.0"}}, {"accelerators": nvidia("9.0", "7.0")}, []),
+        (
+            {"accelerator": {"vendor": "cuda", "compute_capability": ">=7.0"}}, {"accelerators": nvidia("9.0", "6.1")},
+            ["compute capability: card 1 (NVIDIA card): 6.1, wanted >=7.0"],
+        ),
+        (
+            {"accelerator": {"vendor": "cuda", "compute_capability": ">=7.0"}}, {"accelerators": nvidia(None)},
+            ["compute capability: card 0 (NVIDIA card): unknown, wanted >=7.0"],
+        ),
+        ({"cuda": ">=12.9"}, {"accelerators": nvidia("9.0", cuda="12.9")}, []),
+        ({"cuda": ">=13.0"}, {"accelerators": nvidia("9.0", cuda="12.9")}, ["CUDA of the driver: found 12.9, wanted >=13.0"]),
+        ({"cuda": ">=13.0"}, {"accelerators": nvidia("9.0", cuda=None)}, ["CUDA of the driver: no version found, wanted >=13.0"]),
+        ({"toolkit": "==7.2.*"}, {"toolkit": Version("7.2.4-43")}, []),
+        ({"toolkit": "==7.2.4.*"}, {"toolkit": Version("7.2.3")}, ["toolkit: found 7.2.3, wanted ==7.2.4.*"]),
+        (
+            {"accelerator": {"vendor": "rocm", "soc": ["gfx942", "gfx950"]}},
+            {"accelerators": instinct("gfx942", "gfx90a"), "soc": "gfx942"},
+            ["SoC: the SoC is gfx90a, wanted gfx942 or gfx950"],
+        ),
+        (
+            {"runtime": {"torch": "2.12.0+xpu"}}, {"runtime": Runtime("/p", "3.12.1", torch="2.12.0")},
+            ["runtime: torch is 2.12.0, wanted 2.12.0+xpu"],
+        ),
+        ({"runtime": {"torch": "2.12.0+xpu"}}, {}, ["runtime: no interpreter of the wanted version answered"]),
+    ],
+)  # fmt: skip
+def test_of_the_other_systems(requires: dict[str, Any], observed: dict[str, Any], expected: list[str]) -> None:
+    assert unmet(requires, **observed) == expected
+
+
+def test_an_accelerator_that_does_not_answer_is_said_once() -> None:
+    missing = Accelerators("cuda", "tool-missing", "nvidia-smi: not found")
+    requires = {"accelerator": {"vendor": "cuda", "compute_capability": ">=7.0"}, "cuda": ">=13.0", "toolkit": ">=1"}
+    assert unmet(requires, accelerators=missing) == ["cuda accelerator: tool-missing: nvidia-smi: not found"]
