@@ -113,7 +113,7 @@ WRONG = [
     ("steps:\n  - packages: {name: p, pins: ['a==1.*']}\n", "pin it exactly"),
     ("steps:\n  - packages: {name: p, pins: ['a>=1']}\n", "pin it exactly"),
     ("steps:\n  - packages: {name: p, pins: ['a===']}\n", "not a requirement"),
-    ("steps:\n  - packages: {name: p}\n", "give pins, or present"),
+    ("steps:\n  - packages: {name: p}\n", "give pins, present or requirements"),
     ("steps:\n  - packages: {name: p, present: [a], owns: [b]}\n", "there is none"),
     ("steps:\n  - packages: {name: ../p, pins: [a==1]}\n", "t.yaml:4:16: steps[0].packages.name: use letters"),
     ("steps:\n  - packages: {name: p, pins: [a==1], retries: -1}\n", "steps[0].packages.retries: "),
