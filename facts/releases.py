@@ -9,7 +9,7 @@ from pyinfra.api import FactBase
 from pyinfra.api.exceptions import FactProcessError
 
 from lmcache_fleet.release import HostReleases
-from lmcache_fleet.shell import run_program
+from lmcache_fleet.shell import run_program, words
 
 
 class Releases(FactBase[HostReleases]):
@@ -47,3 +47,27 @@ class ReleaseSizes(FactBase[dict[str, tuple[int, int]]]):
             return {name: (int(size), int(freed)) for name, (size, freed) in json.loads("\n".join(output)).items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise FactProcessError(f"the sizes of releases can't be read: {error}") from error
+
+
+class ServiceRecords(FactBase[dict[str, dict[str, Any]]]):
+    """Release → how it was put into service, for those that were.
+
+    + prefix: directory that holds everything versioned
+    """
+
+    default = dict
+
+    def command(self, prefix: str = "/opt/lmcache-fleet") -> str:
+        """The shell command that reads it."""
+        folder = words(f"{prefix}/releases")
+        return (
+            f'for f in {folder}/*/service.json; do [ -f "$f" ] || continue; n="${{f%/service.json}}"; '
+            "printf '%s\\t' \"${n##*/}\"; tr -d '\\n' < \"$f\"; echo; done"
+        )
+
+    def process(self, output: list[str]) -> dict[str, dict[str, Any]]:
+        """Read the command's output."""
+        try:
+            return {name: json.loads(text) for name, _, text in (line.partition("\t") for line in output)}
+        except ValueError as error:
+            raise FactProcessError(f"the releases' service records can't be read: {error}") from error

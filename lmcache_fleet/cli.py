@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 from lmcache_fleet import __version__
+from lmcache_fleet.cli_adopt import adopt
 from lmcache_fleet.cli_drain import drain, undrain
-from lmcache_fleet.cli_fleet import plan
+from lmcache_fleet.cli_fleet import plan, status
 from lmcache_fleet.cli_lab import lab
+from lmcache_fleet.cli_rollout import rollback, rollout
 from lmcache_fleet.problems import InputError
 
 
@@ -30,6 +32,10 @@ main.add_command(lab)
 main.add_command(drain)
 main.add_command(undrain)
 main.add_command(plan)
+main.add_command(status)
+main.add_command(rollout)
+main.add_command(rollback)
+main.add_command(adopt)
 
 
 @main.command()

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -47,7 +48,7 @@ def input_errors(command: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def load(inventory: str, deploy: str, data: Texts, group_data: Texts) -> Fleet:
+def load(inventory: str, deploy: str | Path | None, data: Texts, group_data: Texts) -> Fleet:
     """Load a fleet, with many hosts' waiting made to overlap."""
     from gevent import monkey
 
@@ -90,6 +91,33 @@ def plan(inventory: str, deploy: str, limit: Texts, data: Texts, group_data: Tex
         click.echo(json.dumps(found.as_json(), indent=1))
     else:
         show_plan(console(), found)
+    sys.exit(found.status)
+
+
+@click.command()
+@click.argument("inventory")
+@click.argument("deploy")
+@fleet_options
+@_JSON
+@input_errors
+def status(inventory: str, deploy: str, limit: Texts, data: Texts, group_data: Texts, as_json: bool) -> None:
+    """Say where each host of INVENTORY stands: release, service, age of its evidence, disk, and drift from DEPLOY.
+
+    Ends with 0 when nothing drifted, 2 when something did, 1 when a host failed.
+    """
+    fleet = load(inventory, deploy, data, group_data)
+    from lmcache_fleet.grouping import plan_of
+    from lmcache_fleet.reporters.plan import console
+    from lmcache_fleet.reporters.status import show_status, status_json
+
+    names = fleet.limited(limit)
+    with waiting(f"reading {len(names)} hosts"):
+        recorder = fleet.run(names, measure=True)
+    found = plan_of(names, recorder)
+    if as_json:
+        click.echo(json.dumps(status_json(names, recorder, found), indent=1))
+    else:
+        show_status(console(), names, recorder, found)
     sys.exit(found.status)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from pyinfra.api import Config, Host, Inventory, State
@@ -24,6 +24,9 @@ from lmcache_fleet.failures import Failure
 from lmcache_fleet.inventory import HostSettings, data_layers, host_settings
 from lmcache_fleet.problems import InputError, Problem, nearest
 from lmcache_fleet.recording import Recorder, record, recorder_of
+
+if TYPE_CHECKING:
+    from lmcache_fleet.drain.fleet import FleetShell
 
 Told = Callable[[str, str, str], None]
 
@@ -77,6 +80,25 @@ class Fleet:
             InputError: its data is wrong.
         """
         return host_settings(name, data_layers(self.inventory, self.inventory.get_host(name)))
+
+    def data(self, name: str) -> dict[str, Any]:
+        """All data of a host, as pyinfra sees it.
+
+        Args:
+            name: the host.
+        """
+        merged: dict[str, Any] = {}
+        for layer in data_layers(self.inventory, self.inventory.get_host(name)):
+            merged.update(layer)
+        return merged
+
+    def shell(self) -> FleetShell:
+        """Commands on hosts of the whole fleet, over connections of their own."""
+        from lmcache_fleet.drain.fleet import FleetShell
+
+        state = State()
+        state.init(self._part(self.names, self.override), self.config.copy())
+        return FleetShell(state)
 
     def check(self, names: Iterable[str]) -> None:
         """See that every host's data can be read.
@@ -304,12 +326,14 @@ def _context(manager: Any, value: Any) -> Iterator[None]:
 # Loading
 
 
-def load_fleet(inventory: str, deploy: str | Path, data: Iterable[str] = (), group_data: Iterable[str] = ()) -> Fleet:
+def load_fleet(
+    inventory: str, deploy: str | Path | None, data: Iterable[str] = (), group_data: Iterable[str] = ()
+) -> Fleet:
     """Load config.py, an inventory and a deploy file, as pyinfra's own command does.
 
     Args:
         inventory: as pyinfra's command takes it: a file, names, connectors.
-        deploy: the deploy file.
+        deploy: the deploy file; None when nothing is to be run.
         data: `key=value` texts, as of pyinfra's `--data`.
         group_data: further directories with group data.
 
@@ -328,7 +352,7 @@ def load_fleet(inventory: str, deploy: str | Path, data: Iterable[str] = (), gro
             raise InputError([Problem("--data", 0, 0, "", f"expected name=value, got '{text}'")])
         override[name] = parse_cli_arg(value)
     path = str(deploy)
-    if not Path(path).is_file():
+    if deploy is not None and not Path(path).is_file():
         raise InputError([Problem(path, 0, 0, "", "no such deploy file")])
     cwd = str(Path.cwd())
     if cwd not in sys.path:

@@ -69,6 +69,9 @@ class HostSettings(StrictModel):
     until: Literal["prepared", "served"] = Field(
         default="served", description="`prepared` stops before the switch: the new release is made and proved off-line"
     )
+    rollback_to: str | None = Field(
+        default=None, min_length=1, description="release that deploys/rollback.py goes to; the last one if not given"
+    )
 
 
 # Spellings that are surely meant for us, so that a slip is an error instead of being ignored.

@@ -211,3 +211,48 @@ def choose_target(host: HostReleases, spec: dict[str, Any], damage: Callable[[Re
 def _revision(name: str) -> int:
     found = re.search(r"-r(\d+)$", name)
     return int(found[1]) if found else 1
+
+
+class NoWayBack(Exception):
+    """A host can't go back to the wanted release.
+
+    Args:
+        cause: why not.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, cause: str, remedy: str) -> None:
+        super().__init__(cause)
+        self.remedy = remedy
+
+
+def rollback_target(host: HostReleases, wanted: str | None) -> str:
+    """The release to go back to.
+
+    Args:
+        host: what is on the host.
+        wanted: its name or the beginning of it; None for the one that served before.
+
+    Raises:
+        NoWayBack: there is none, there are several, or it was never proved.
+    """
+    there = ", ".join(sorted(name for name, state in host.releases.items() if state.sealed)) or "none"
+    if wanted is None:
+        # Asked again, for instance after a run that was cut off: it is not taken forward again.
+        back = (host.rolled_back or {}).get("release")
+        name = host.current if back and back == host.current else host.previous
+        if name is None:
+            raise NoWayBack("no release served before this one", f"name one of those on the host: {there}")
+    else:
+        found = [wanted] if wanted in host.releases else [name for name in host.releases if name.startswith(wanted)]
+        if len(found) > 1:
+            raise NoWayBack(f"'{wanted}' may be {' or '.join(sorted(found))}", "give more of the name")
+        if not found:
+            raise NoWayBack(f"there is no release '{wanted}' on the host", f"name one of those on the host: {there}")
+        name = found[0]
+    state = host.releases.get(name)
+    if state is None:
+        raise NoWayBack(f"the release {name} is no longer on the host", f"name one of those on the host: {there}")
+    if not state.sealed:
+        raise NoWayBack(f"the release {name} was never proved", f"name one of those on the host: {there}")
+    return name

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from facts.releases import ReleaseSizes
+from facts.system import System
 from facts.units import Unit, Units
 from lmcache_fleet.identities import known_machine_id
 from lmcache_fleet.playbook.model import ServiceStep
 from lmcache_fleet.recording import HostReport, ReleaseBrief
+from lmcache_fleet.release import HostReleases
 from lmcache_fleet.units import unit_names
 from operations.plan import HostPlan
 from operations.session import Session
 
 
 def host_report(session: Session, plan: HostPlan) -> HostReport:
-    """Where the host stands, from what was read of it.
+    """Where a host stands on its way to what a playbook wants.
 
     Args:
         session: the host's session.
         plan: the host's plan.
     """
-    found, serving = plan.releases, plan.releases.serving
-    names = [name for step in plan.playbook.of_kind(ServiceStep) for name in unit_names(step)]
-    units = session.read(Units, names=tuple(names)) if names else {}
+    names = tuple(name for step in plan.playbook.of_kind(ServiceStep) for name in unit_names(step))
+    return standing(session, plan.releases, plan.target.name, names)
+
+
+def standing(session: Session, found: HostReleases, target: str, names: tuple[str, ...]) -> HostReport:
+    """Where a host stands on its way to a release.
+
+    Args:
+        session: the host's session.
+        found: what is under the prefix.
+        target: the release that it is to serve.
+        names: its units.
+    """
+    serving, prefix = found.serving, session.layout.prefix
+    units = session.read(Units, names=names) if names else {}
     measured = session.recorder is not None and session.recorder.measure
-    sizes = session.read(ReleaseSizes, prefix=session.layout.prefix) if measured else {}
+    sizes = session.read(ReleaseSizes, prefix=prefix) if measured else {}
     running = [unit.environment.get("LMCACHE_FLEET_RELEASE", "") for unit in units.values() if unit.running]
     return HostReport(
-        target=plan.target.name,
+        target=target,
         current=found.current,
         previous=found.previous,
         interrupted=found.activation is not None,
         rolled_back=found.rolled_back,
-        machine_id=plan.system.machine_id,
+        machine_id=session.read(System, prefix=prefix).machine_id,
         known_machine_id=known_machine_id(session.host.name),
         service={name: units.get(name, Unit(None)).properties.get("ActiveState", "absent") for name in names},
         running=tuple(sorted({name for name in running if name})),

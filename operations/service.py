@@ -13,6 +13,7 @@ from lmcache_fleet.inventory import SecretSource
 from lmcache_fleet.judge import evidence_change
 from lmcache_fleet.layout import STATE_DIRECTORY
 from lmcache_fleet.playbook.model import ServiceStep, VerifyStep
+from lmcache_fleet.release import HostReleases
 from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.units import render_units, unit_digest, unit_names
 from operations.faults import Commands, step_operation
@@ -75,7 +76,7 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
     changes = unit_changes(wanted, units, target.name, digest)
     needs_restart = any(change.what.startswith("process of") for change in changes)
     if host.current != target.name:
-        changes.insert(0, Change("serving release", host.current, target.name))
+        changes.insert(0, Change("serving release", host.current, target.name, why=_taken_back(host)))
         needs_restart = True
     if host.activation:
         changes.insert(0, Change("interrupted switch", host.activation.get("release"), "finished or undone"))
@@ -84,15 +85,23 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
         return
     online = [item for item in plan.playbook.of_kind(VerifyStep) if item.stage == "online"]
     due = [item for item in online if needs_restart or evidence_change(item, plan.wanted, target.state)]
-    request = {
-        "prefix": session.layout.prefix,
-        "release": target.name,
+    verify = verify_request(session, plan, online[0]) if online else None
+    # What a way back needs, kept with the release: the playbook may be another one by then.
+    record = {
         "units": wanted,
-        "restart": needs_restart,
         "health": f"http://127.0.0.1:{step.port}/health",
         "start_timeout": step.start_timeout,
+        "verify": {name: value for name, value in verify.items() if name != "programs"} if verify else None,
+        "verify_timeout": online[0].timeout if online else 0,
+    }
+    request = {
+        **record,
+        "prefix": session.layout.prefix,
+        "release": target.name,
+        "restart": needs_restart,
         "runner": program_source("run_verify.py"),
-        "verify": verify_request(session, plan, due[0]) if due else None,
+        "verify": verify if due else None,
+        "record": record,
     }
     limit = 2 * step.start_timeout + (due[0].timeout if due else 0) + 120
     yield session.remote(
@@ -101,9 +110,16 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
         timeout=limit,
         stream=True,
         doing=f"switching to {target.name}" if needs_restart else "mending the units",
-        fetch=evidence_file(session, plan, "online") if due else None,
+        fetch=evidence_file(session, target.name, "online") if due else None,
     )
     session.forget(Units, Releases)
+
+
+def _taken_back(host: HostReleases) -> str:
+    back = host.rolled_back or {}
+    if not back or back.get("release") != host.current:
+        return ""
+    return f"{back.get('who')} took it back from {back.get('from')} at {back.get('when')}: this goes forward again"
 
 
 @step_operation

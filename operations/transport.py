@@ -74,7 +74,10 @@ class _Unreached(BaseStateCallback):
         text = str(error)
         remedy = "check that it is up, its address and its SSH service"
         if "host key" in text.lower() or "not found in known_hosts" in text:
-            remedy = "was it reimaged? Compare its new fingerprint by another way before you put it into known_hosts"
+            remedy = (
+                "was it reimaged? Read its fingerprint on its console, then: "
+                f"lmcache-fleet adopt {host.name} INVENTORY --fingerprint SHA256:…"
+            )
         elif "authentication" in text.lower():
             remedy = "check ssh_user and ssh_key of the host, and the key's place in authorized_keys"
         note_failure(host, "connect", text, remedy)

@@ -24,7 +24,8 @@ _SETTLE = 4
 
 
 @lru_cache(maxsize=1)
-def _programs() -> dict[str, str]:
+def verify_programs() -> dict[str, str]:
+    """Files of the verification program: name → text."""
     return {name: (ROOT / path).read_text(encoding="utf-8") for name, path in PROGRAM_FILES.items()}
 
 
@@ -46,7 +47,7 @@ def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[s
     return {
         "release": session.layout.release(target.name).root,
         "stage": step.stage,
-        "programs": _programs(),
+        "programs": verify_programs(),
         "config": _merged(config, step.options),
         "model": wanted.model_directory(service.model),
         "env": {
@@ -100,15 +101,14 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def evidence_file(session: Session, plan: HostPlan, stage: str) -> tuple[str, Callable[[str], None]]:
+def evidence_file(session: Session, release: str, stage: str) -> tuple[str, Callable[[str], None]]:
     """Where a stage's evidence is on the host, and what stores it on the control machine.
 
     Args:
         session: the host's session.
-        plan: the host's plan.
+        release: the release that is proved.
         stage: `offline` or `online`.
     """
-    release = plan.target.name
 
     def keep(text: str) -> None:
         save_evidence(session.host.name, release, stage, json.loads(text))
@@ -148,6 +148,6 @@ def verify(session: Session, plan: HostPlan, step: VerifyStep) -> Commands:
         timeout=step.timeout,
         stream=True,
         doing=f"proving the KV offload {step.stage.replace('line', '-line')} (up to {step.timeout // 60} min)",
-        fetch=evidence_file(session, plan, step.stage),
+        fetch=evidence_file(session, target.name, step.stage),
     )
     session.forget(Releases)

@@ -153,6 +153,17 @@ def started_from(unit):
     return found.get("LMCACHE_FLEET_RELEASE")
 
 
+def keep_record(prefix, release, request):
+    """Keep how the release was put into service, for a way back to it; and whether this was one."""
+    if request.get("record"):
+        put(os.path.join(prefix, "releases", release, "service.json"), json.dumps(request["record"]), 0o600)
+    mark = os.path.join(prefix, "rolled_back.json")
+    if request.get("rollback"):
+        put(mark, json.dumps(request["rollback"]))
+    elif os.path.exists(mark):
+        os.unlink(mark)
+
+
 def main():
     """Switch, or switch back."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -181,6 +192,7 @@ def main():
         systemctl("enable", "--quiet", *names)
         if before and before != release:
             put(os.path.join(prefix, "previous.json"), json.dumps({"release": before}))
+        keep_record(prefix, release, request)
         os.unlink(pending_path)
         say("serving %s" % release)
         return 0
