@@ -148,13 +148,14 @@ def wave_bar(number: int, wave: Sequence[str], journeys: Mapping[str, Journey]) 
     return bar
 
 
-def show_standing(out: Console, progress: Progress, outcome: str) -> None:
+def show_standing(out: Console, progress: Progress, outcome: str, resumable: bool = True) -> None:
     """Where the fleet stands at the end.
 
     Args:
         out: where to.
         progress: where its hosts are.
         outcome: how it ended.
+        resumable: whether it can be taken up again; a rollback is just begun anew.
     """
     for journey in progress.failures:
         served = f"; it serves {journey.release}" if journey.release and journey.stage is Stage.BACK else ""
@@ -178,7 +179,7 @@ def show_standing(out: Console, progress: Progress, outcome: str) -> None:
     words = {"done": "done", "stopped": "STOPPED: more hosts failed than may", "interrupted": "INTERRUPTED"}
     total, failed = len(progress.journeys), len(progress.failures)
     text = f"==> {words.get(outcome, outcome)}: {done} of {total} hosts as wanted, {failed} failed"
-    if outcome != "done" or failed:
+    if resumable and (outcome != "done" or failed):
         text += "; --resume takes it up again"
     out.print(Text(text, style="bold"))
 

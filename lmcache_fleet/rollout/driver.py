@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import gevent
 
-from lmcache_fleet.drain import Drain, DrainError
+from lmcache_fleet.drain import Drain, DrainError, NoDrain
 from lmcache_fleet.failures import Failure
 from lmcache_fleet.recording import HostReport, Recorder
 from lmcache_fleet.rollout.journal import Journal
@@ -155,7 +155,7 @@ class Rollout:
     def _judge(self) -> None:
         """Look at every host before any is touched: who can't be reached or falls short has failed here."""
         names = [name for wave in self.waves for name in self._at(wave, Stage.WAITING)]
-        self.watcher.said(f"looking at {len(names)} hosts")
+        self.watcher.said(f"looking at {', '.join(names) if len(names) < 6 else f'{len(names)} hosts'}")
         found = self._look(names)
         failures = dict(found.failures)
         if self.preflight:
@@ -197,7 +197,8 @@ class Rollout:
         self.busy = False
 
     def _drain(self, name: str) -> None:
-        self.watcher.doing(name, "drain", "no new requests, waiting for those in flight")
+        if not isinstance(self.drains[name], NoDrain):
+            self.watcher.doing(name, "drain", "no new requests, waiting for those in flight")
         try:
             self.drains[name].drain(name)
         except DrainError as error:
