@@ -200,7 +200,7 @@ def _drive(fleet: Fleet, folder: Path, begin: Begin, progress: Progress, limits:
         except KeyboardInterrupt:
             outcome = "interrupted"
             journal.write("end", {"outcome": outcome})
-    show_standing(out, run.progress, outcome)
+    show_standing(out, run.progress, outcome, resumable=begin.what == "rollout")
     journal.close()
     if outcome == "interrupted":
         return 130
@@ -281,13 +281,14 @@ def rollback(
         begin = Begin("rollback", inventory, str(path), [names], {"max_failures": max_failures, "to": release}, {})
         limits = Limits(max_unavailable, 0, host_limit, prepare=False)
         code = _drive(fleet, folder, begin, Progress.start([names], max_failures), limits, None)
+    if code:
+        sys.exit(code)
     if deploy:
         _afterwards(inventory, deploy, data, group_data, names)
     else:
         click.echo(
             "a run with the playbook as it is would roll forward again: take the change back there too", err=True
         )
-    sys.exit(code)
 
 
 def _afterwards(inventory: str, deploy: str, data: Texts, group_data: Texts, names: Sequence[str]) -> None:
