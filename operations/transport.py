@@ -22,6 +22,9 @@ from lmcache_fleet.repository import ROOT
 from operations.failing import note_failure
 
 _PLAYBOOKS = ROOT / "playbooks"
+# Seconds between signs of life, and without an answer to them until a connection is given up.
+_ALIVE_EVERY = 15
+_SILENT_FOR = 60
 
 
 def prepare_pyinfra() -> None:
@@ -51,6 +54,10 @@ def _switch_nagle_off() -> None:
         # Opening a channel waits for a delayed ACK otherwise: 43 ms a command instead of 2. Proxies have no socket.
         if transport is not None and isinstance(transport.sock, socket.socket):
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A host that lost its power says nothing, and TCP would wait a quarter of an hour for it.
+            transport.set_keepalive(_ALIVE_EVERY)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_FOR * 1000)
 
     SSHConnector._connect = connect_without_nagle  # type: ignore[method-assign]
 
