@@ -8,7 +8,7 @@ def _host(name: str, address: str, rack: str, **extra: object) -> tuple[str, dic
     return name, {
         "ssh_hostname": address,
         "ssh_user": "fleet",
-        # The fleet's own list: `ssh-keyscan` it once over a network you trust. An unknown or changed key is refused.
+        # The fleet's own list. An unknown or changed key is refused until `lmcache-fleet adopt` has put it there.
         "ssh_known_hosts_file": _KNOWN_HOSTS,
         "ssh_strict_host_key_checking": "yes",
         "_sudo": True,

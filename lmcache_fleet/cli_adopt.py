@@ -1,4 +1,4 @@
-"""`lmcache-fleet adopt`: accept a reimaged host's new key, knowingly."""
+"""`lmcache-fleet adopt`: accept the key of a new or reimaged host, knowingly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmcache_fleet.problems import InputError, Problem, nearest
 @click.option("--data", multiple=True, metavar="NAME=VALUE", help="Host data laid over all other, as pyinfra's.")
 @input_errors
 def adopt(host: str, inventory: str, fingerprint: str, data: Texts) -> None:
-    """Accept the new SSH key of HOST, a host of INVENTORY that was reimaged, when it has this fingerprint.
+    """Accept the SSH key of HOST, a host of INVENTORY that is new or was reimaged, when it has this fingerprint.
 
     On its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub. The old key is removed from the fleet's
     known_hosts file, and who accepted what and when is written to the audit log in the artifact store.

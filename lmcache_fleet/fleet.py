@@ -17,7 +17,7 @@ from pyinfra.api import Config, Host, Inventory, State
 from pyinfra.api.connect import connect_all
 from pyinfra.api.exceptions import DeployError, InventoryError, PyinfraError
 from pyinfra.api.operations import run_host_op
-from pyinfra.api.state import BaseStateCallback, StateStage
+from pyinfra.api.state import MAX_PARALLEL, BaseStateCallback, StateStage
 from pyinfra.context import ctx_config, ctx_host, ctx_inventory, ctx_state
 
 from lmcache_fleet.failures import Failure
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Told = Callable[[str, str, str], None]
 
+_SIDE_BY_SIDE = 200
 _CONNECT_LIMIT = 60
 _CLOSING_LIMIT = 10
 _UNREACHED_REMEDY = "check that it is up, its address and its SSH service"
@@ -172,12 +173,14 @@ class Fleet:
         state = State(check_for_changes=not change)
         record(state, recorder)
         with _context(ctx_state, state), _context(ctx_inventory, inventory):
+            config = self.config.copy()
+            # pyinfra's own default grows with the processors here; hosts that hang must not keep others from theirs.
+            config.PARALLEL = config.PARALLEL or max(1, min(len(names), _SIDE_BY_SIDE, MAX_PARALLEL))
             try:
-                state.init(inventory, self.config.copy())
+                state.init(inventory, config)
             except InventoryError as error:
                 # config.py has pyinfra check hosts' data first: it may know more of it than the engine does.
                 raise InputError([Problem("inventory", 0, 0, "", str(error))]) from error
-            state.config.PARALLEL = len(names)
             state.add_callback_handler(_Telling())
             try:
                 self._connect(state, recorder)

@@ -44,6 +44,7 @@ class HostReport(Plain):
         running: the releases that the running processes were started from.
         evidence: stage → {ok, finished} of the serving release.
         releases: those on disk.
+        playbook: the file that says what is wanted; None when a release is asked for instead.
     """
 
     target: str
@@ -57,6 +58,7 @@ class HostReport(Plain):
     running: tuple[str, ...] = ()
     evidence: dict[str, Any] = field(default_factory=dict)
     releases: tuple[ReleaseBrief, ...] = ()
+    playbook: str | None = None
 
     @property
     def serving(self) -> bool:

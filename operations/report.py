@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from facts.releases import ReleaseSizes
 from facts.system import System
 from facts.units import Unit, Units
@@ -22,7 +24,7 @@ def host_report(session: Session, plan: HostPlan) -> HostReport:
         plan: the host's plan.
     """
     names = tuple(name for step in plan.playbook.of_kind(ServiceStep) for name in unit_names(step))
-    return standing(session, plan.releases, plan.target.name, names)
+    return replace(standing(session, plan.releases, plan.target.name, names), playbook=plan.document.file)
 
 
 def standing(session: Session, found: HostReleases, target: str, names: tuple[str, ...]) -> HostReport:
