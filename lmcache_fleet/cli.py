@@ -15,6 +15,7 @@ from lmcache_fleet.cli_adopt import adopt
 from lmcache_fleet.cli_drain import drain, undrain
 from lmcache_fleet.cli_fleet import plan, status
 from lmcache_fleet.cli_lab import lab
+from lmcache_fleet.cli_preflight import explain, preflight
 from lmcache_fleet.cli_rollout import rollback, rollout
 from lmcache_fleet.problems import InputError
 
@@ -36,6 +37,8 @@ main.add_command(status)
 main.add_command(rollout)
 main.add_command(rollback)
 main.add_command(adopt)
+main.add_command(preflight)
+main.add_command(explain)
 
 
 @main.command()

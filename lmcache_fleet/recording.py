@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmcache_fleet.changes import Change
 from lmcache_fleet.failures import Failure
 from lmcache_fleet.plain import Plain
+
+if TYPE_CHECKING:
+    from lmcache_fleet.preflight.catalogue import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Recorder:
         self.steps: dict[str, dict[str, tuple[Change, ...]]] = {}
         self.failures: dict[str, Failure] = {}
         self.reports: dict[str, HostReport] = {}
+        self.findings: dict[str, list[Finding]] = {}
         self.at_end: list[Callable[[], None]] = []
 
     def step(self, host: str, step: str, changes: Sequence[Change]) -> None:

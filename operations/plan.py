@@ -61,9 +61,10 @@ class HostPlan:
         for arch in ARCHITECTURES:
             # The architecture is not known before the first read, which must already ask for everything: what the
             # playbook asks on either is asked.
-            session.expect(playbook_parts(self._resolved(arch), session.layout.prefix))
+            session.expect(playbook_parts(self.resolved(arch), session.layout.prefix))
 
-    def _resolved(self, arch: str) -> Playbook:
+    def resolved(self, arch: str) -> Playbook:
+        """The playbook, rendered for an architecture."""
         key = canonical_json(self.given)
         shared = _Shared(self.document)
         # Hosts of one architecture and the same variables have one playbook, as long as it doesn't name the host.
@@ -77,7 +78,7 @@ class HostPlan:
             arch = self.system.arch
             if arch is None:
                 raise HostFault("the host doesn't tell its architecture")
-            playbook = self._resolved(arch)
+            playbook = self.resolved(arch)
             if any(step.requirements for step in playbook.of_kind(PackagesStep)):
                 playbook = _expanded(playbook, arch)
             self._playbook = playbook
@@ -219,7 +220,7 @@ class HostPlan:
         if not steps:
             return None
         step = steps[0]
-        captured = self.session.read(ToolkitEnv, **_toolkit_of(step))
+        captured = self.session.read(ToolkitEnv, **toolkit_of(step))
         if captured.failed:
             raise HostFault(
                 f"the toolkit's environment can't be loaded: {', '.join(captured.failed)}",
@@ -251,7 +252,7 @@ def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
             parts += [(AptPackages, {"names": step.apt})] if step.apt else []
             parts += [(DnfPackages, {"names": step.dnf})] if step.dnf else []
         elif isinstance(step, ToolkitEnvStep):
-            parts.append((ToolkitEnv, _toolkit_of(step)))
+            parts.append((ToolkitEnv, toolkit_of(step)))
         elif isinstance(step, VenvStep):
             parts.append((Interpreters, _interpreters_of(step)))
         elif isinstance(step, ServiceStep):
@@ -268,7 +269,8 @@ def _vendor(playbook: Playbook) -> str:
     return playbook.requires.accelerator.vendor if playbook.requires.accelerator else "cpu"
 
 
-def _toolkit_of(step: ToolkitEnvStep) -> dict[str, Any]:
+def toolkit_of(step: ToolkitEnvStep) -> dict[str, Any]:
+    """Arguments with which a step's environment is read."""
     scripts = tuple((tuple(script.first_of), tuple(script.args)) for script in step.scripts)
     return {"scripts": scripts, "path": tuple(step.path)}
 

@@ -1,0 +1,1 @@
+"""Preflight: what stands in the way of a playbook on a host, judged by checks that are pure functions over data."""

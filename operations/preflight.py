@@ -1,0 +1,86 @@
+"""Judge the current host for a playbook: every check of the catalogue, over one reading of the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from pyinfra import host, state
+from pyinfra.api.exceptions import DeployError
+
+from lmcache_fleet.inventory import data_layers, host_settings
+from lmcache_fleet.layout import Layout
+from lmcache_fleet.playbook.load import read_playbook
+from lmcache_fleet.playbook.model import Playbook, SourceStep
+from lmcache_fleet.preflight.catalogue import LANGUAGES, Finding, findings
+from lmcache_fleet.preflight.control import unreachable
+from lmcache_fleet.preflight.observation import ControlObservation, HostObservation, Subject
+from lmcache_fleet.preflight.packages import index_urls
+from lmcache_fleet.problems import InputError
+from lmcache_fleet.repository import ROOT
+from operations.observe import observe
+from operations.plan import HostPlan, source_tree
+from operations.session import HostFault, Session, session_for
+
+Lacking = tuple[tuple[str, str, str], ...]
+Resolve = Callable[[Playbook, HostObservation], Lacking]
+
+_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+def preflight_playbook(default: str, resolve: Resolve | None = None) -> None:
+    """Say what stands in the way of a playbook on the current host; the host fails when anything surely does.
+
+    Args:
+        default: the playbook's file, relative to the checkout; the host's data may name another as `playbook`.
+        resolve: tells (step, cause, remedy) of each packages step whose pins can't be had for the host.
+
+    Nothing is changed. A fault of this host fails this host alone.
+    """
+    this = state.inventory.get_host(host.name)
+    try:
+        document = read_playbook(ROOT / str(this.data.get("playbook") or default))
+        settings = host_settings(this.name, data_layers(this.inventory, this))
+        session = session_for(state, this, Layout(settings.prefix))
+        plan = HostPlan(session, document, settings.vars)
+    except InputError as error:
+        raise DeployError(str(error)) from error
+    session.step = "preflight"
+    found = _judged(session, plan, resolve)
+    if session.recorder:
+        session.recorder.findings[this.name] = found
+    language = os.environ.get("LMCACHE_FLEET_LANG", "en")
+    language = language if language in LANGUAGES else "en"
+    for item in found:
+        this.log_styled(f"{item.severity}: {item.check}: {item.message(language)}", fg=_COLOURS[item.severity])
+    errors = [item for item in found if item.severity == "error"]
+    if errors:
+        cause = "; ".join(f"{item.check}: {item.message(language)}" for item in errors)
+        session.fail(HostFault(cause, "; ".join(dict.fromkeys(item.remedy(language) for item in errors))))
+        state.fail_hosts({this})
+    elif not found:
+        session.progress("ready")
+
+
+def _judged(session: Session, plan: HostPlan, resolve: Resolve | None) -> list[Finding]:
+    seen = observe(session, plan)
+    if seen.arch is None:
+        # Without an answer there is no playbook of the host's either: any architecture's will do to say so.
+        return findings(Subject(plan.resolved("x86_64"), HostObservation(unread=seen.unread)))
+    return findings(Subject(plan.playbook, seen, _control(plan.playbook, seen, resolve)))
+
+
+def _control(playbook: Playbook, seen: HostObservation, resolve: Resolve | None) -> ControlObservation:
+    sources = []
+    steps: list[SourceStep] = playbook.of_kind(SourceStep)
+    for step in steps:
+        try:
+            source_tree(step)
+        except HostFault as fault:
+            sources.append((step.name, fault.cause, fault.remedy))
+    if seen.installed:
+        return ControlObservation(sources=tuple(sources))
+    lost = unreachable(index_urls(playbook))
+    # What can't be reached can't be resolved either, and would only be said twice, after a long wait.
+    unresolved = resolve(playbook, seen) if resolve and not lost else ()
+    return ControlObservation(lost, unresolved, tuple(sources))
