@@ -114,7 +114,7 @@ def observe(session: Session, plan: HostPlan) -> HostObservation:
     begin = time.time()
     system = reading.attempt("the host", lambda: plan.system)
     end = time.time()
-    playbook_read = reading.attempt("the host", lambda: plan.playbook) if system else None
+    playbook_read = reading.attempt("the playbook", lambda: plan.playbook) if system else None
     if system is None or playbook_read is None:
         # Nothing else answers either; asking for each part would wait for the same failure again and again.
         return HostObservation(unread=tuple(reading.unread.items()))
