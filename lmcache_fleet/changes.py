@@ -18,6 +18,7 @@ class Change:
         diff: lines of a unified diff, for texts.
         why: reason, where it isn't plain.
         kept: the serving release has it already: it is put into the new one as it is.
+        restarts: the running process has to be started anew for it.
     """
 
     what: str
@@ -26,6 +27,7 @@ class Change:
     diff: tuple[str, ...] = ()
     why: str = ""
     kept: bool = False
+    restarts: bool = False
 
     def __str__(self) -> str:
         reason = f" ({self.why})" if self.why else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from lmcache_fleet.changes import Change, text_change
 from lmcache_fleet.digest import digest
@@ -38,7 +39,7 @@ class Wanted:
         layout: paths on the host.
         key: what of the host decides which binaries it can run.
         toolkit_env: text of the environment file captured from the vendor's scripts; None without such a step.
-        sources: source step's name → identity of its patched tree.
+        sources: source step's name → identity of its patched tree: commit, submodules, patches.
         driver: version of the accelerator's driver, to which evidence is bound.
     """
 
@@ -46,7 +47,7 @@ class Wanted:
     layout: Layout
     key: HostKey
     toolkit_env: str | None
-    sources: dict[str, str]
+    sources: dict[str, dict[str, Any]]
     driver: str | None
 
     def model_directory(self, name: str) -> str:
@@ -96,16 +97,39 @@ def build_key(step: NativeBuildStep, wanted: Wanted, state: ReleaseState) -> dic
     if wanted.key.runtime:
         against["runtime"] = wanted.key.runtime
     return {
-        "source": wanted.sources[step.source],
+        **wanted.sources[step.source],
         "soc": step.soc or wanted.key.soc,
         "arch": wanted.key.arch,
         "toolkit": wanted.key.toolkit,
         "glibc": wanted.key.glibc,
         "python": ".".join((state.python or "").split(".")[:2]),
+        "cxx_abi": _cxx_abi(state, against["torch"]),
         "against": against,
         "env": dict(step.env),
         "version": step.version,
     }
+
+
+def _cxx_abi(state: ReleaseState, torch: str | None) -> str | None:
+    """The C++ ABI that an extension must have: torch's own, "1" for the one of C++11.
+
+    Torch says it in its CMake package; since 2.7 all its wheels have the new one, and newer ones no longer say it.
+    """
+    if state.torch_cxx_abi is not None or torch is None:
+        return state.torch_cxx_abi
+    return "1" if Version(torch) >= Version("2.7") else None
+
+
+def key_differences(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> list[str]:
+    """Names of what differs between two build keys, with inner names as `against.torch`."""
+    names: list[str] = []
+    for name in dict.fromkeys([*new, *old]):
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            names += key_differences(before, after, f"{above}{name}.")
+        elif before != after:
+            names.append(f"{above}{name}")
+    return names
 
 
 def damage(wanted: Wanted, host: HostReleases, state: ReleaseState) -> list[str]:
@@ -168,8 +192,8 @@ def _native_build(
         return [Change(name, None, "built for this host's key, or taken from the artifact store")]
     key = build_key(step, wanted, state)
     if record.get("key") != key:
-        differs = [part for part in key if (record.get("key") or {}).get(part) != key[part]]
-        return [Change(name, versions[0], "built for this host's key", why=f"other {', '.join(differs)}")]
+        differs = ", ".join(key_differences(record.get("key") or {}, key))
+        return [Change(name, versions[0], "built for this host's key", why=f"other {differs}")]
     seen = state.natives.get(step.module, {})
     changes = [Change(f"{step.module}/{pattern}", None, "a library") for pattern in seen.get("missing", [])]
     if step.build_info and not changes:

@@ -28,6 +28,7 @@ class ReleaseState:
         owns: import package → {claimed_by, wrong, wrong_count}.
         wheel_tags: distribution → tags of its installed wheel.
         natives: module → {build_info, missing}.
+        torch_cxx_abi: C++ ABI that the installed torch names in its CMake package; None when it names none.
         records: what steps wrote down about what they did, by name.
         texts: path below the release → {sha256, mode, text}.
         evidence: `offline` and `online` → evidence as the verification program wrote it.
@@ -41,6 +42,7 @@ class ReleaseState:
     owns: dict[str, Any] = field(default_factory=dict)
     wheel_tags: dict[str, list[str]] = field(default_factory=dict)
     natives: dict[str, Any] = field(default_factory=dict)
+    torch_cxx_abi: str | None = None
     records: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, dict[str, str]] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class ReleaseState:
             owns=data["owns"],
             wheel_tags=data["wheel_tags"],
             natives=data["natives"],
+            torch_cxx_abi=data.get("torch_cxx_abi"),
             records=data["records"],
             texts=data["texts"],
             evidence=data["evidence"],

@@ -48,7 +48,7 @@ class SourceTree:
         patches: what became of each patch.
         archive: the packed tree.
         sha256: hash of the archive.
-        identity: digest of commit, submodule commits and patches: what a build depends on.
+        identity: commit, submodule commits and digest of the patches: what a build depends on.
     """
 
     commit: str
@@ -56,7 +56,7 @@ class SourceTree:
     patches: tuple[PatchResult, ...]
     archive: Path
     sha256: str
-    identity: str
+    identity: dict[str, Any]
 
 
 def make_tree(step: SourceStep, root: Path | None = None) -> SourceTree:
@@ -220,7 +220,11 @@ def _read(target: Path) -> SourceTree:
     record: dict[str, Any] = json.loads((target / "tree.json").read_text(encoding="utf-8"))
     archive = target / "tree.tar.gz"
     patches = tuple(PatchResult(p["path"], p["state"], "", tuple(p["diff"])) for p in record["patches"])
-    identity = digest([record["commit"], record["submodules"], [[p.path, p.state, p.diff] for p in patches]], 20)
+    identity = {
+        "commit": record["commit"],
+        "submodules": record["submodules"],
+        "patches": digest([[p.path, p.state, p.diff] for p in patches], 20),
+    }
     return SourceTree(record["commit"], record["submodules"], patches, archive, record["sha256"], identity)
 
 

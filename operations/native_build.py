@@ -42,8 +42,8 @@ def source(session: Session, plan: HostPlan, step: SourceStep) -> Commands:
     tree = plan.trees()[step.name]
     native = [item for item in plan.playbook.of_kind(NativeBuildStep) if item.source == step.name]
     # Shown only when it is another tree than the one that the serving release was built from.
-    records = [plan.before.records.get(f"native-{item.package}") for item in native] if plan.before else []
-    known = any(record and record.get("key", {}).get("source") == tree.identity for record in records)
+    records = [plan.before.records.get(f"native-{item.package}") or {} for item in native] if plan.before else []
+    known = any(tree.identity.items() <= record.get("key", {}).items() for record in records)
     pending = [change for item in native for change in plan.changes(item)]
     if pending and not known and session.state.config.DIFF:
         for patch in tree.patches:

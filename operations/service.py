@@ -74,10 +74,10 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
     if step.secrets:
         digest = parse_env(_secret_file(plan, step, sources)[0])["LMCACHE_FLEET_SECRETS"]
     changes = unit_changes(wanted, units, target.name, digest)
-    needs_restart = any(change.what.startswith("process of") for change in changes)
     if host.current != target.name:
-        changes.insert(0, Change("serving release", host.current, target.name, why=_taken_back(host)))
-        needs_restart = True
+        why = _taken_back(host)
+        changes.insert(0, Change("serving release", host.current, target.name, why=why, restarts=True))
+    needs_restart = any(change.restarts for change in changes)
     if host.activation:
         changes.insert(0, Change("interrupted switch", host.activation.get("release"), "finished or undone"))
     if not session.show(changes):
@@ -186,12 +186,14 @@ def unit_changes(
         if unit.running:
             started = unit.environment
             seen = (started.get("LMCACHE_FLEET_RELEASE"), started.get("LMCACHE_FLEET_UNIT"))
+            process = f"process of {name}"
             if started.get("LMCACHE_FLEET_SECRETS") != secrets:
-                changes.append(Change(f"process of {name}", "started with other secrets", "restarted"))
+                changes.append(Change(process, "started with other secrets", "restarted", restarts=True))
             elif seen != (release, unit_digest(text)):
                 before = f"started from release {seen[0]}, unit {seen[1]}"
-                changes.append(Change(f"process of {name}", before, f"release {release}, unit {unit_digest(text)}"))
+                after = f"release {release}, unit {unit_digest(text)}"
+                changes.append(Change(process, before, after, restarts=True))
         else:
             state = unit.properties.get("ActiveState", "absent")
-            changes.append(Change(f"process of {name}", state, f"running release {release}"))
+            changes.append(Change(f"process of {name}", state, f"running release {release}", restarts=True))
     return changes

@@ -114,6 +114,16 @@ def native(site, module, wanted):
     return {"build_info": info, "missing": missing}
 
 
+def torch_cxx_abi(site):
+    """Which C++ ABI the installed torch names for extensions; None when it names none."""
+    try:
+        with open(os.path.join(site, "torch/share/cmake/Torch/TorchConfig.cmake"), encoding="utf-8") as handle:
+            found = re.search(r"_GLIBCXX_USE_CXX11_ABI=([01])", handle.read())
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
 def release(path, request):
     site_glob = sorted(glob.glob(os.path.join(glob.escape(path), "venv/lib/python3.*/site-packages")))
     site = site_glob[-1] if site_glob else ""
@@ -147,6 +157,7 @@ def release(path, request):
         "natives": {
             module: native(site, module, wanted) for module, wanted in request.get("natives", {}).items() if dists
         },
+        "torch_cxx_abi": torch_cxx_abi(site) if request.get("natives") and site else None,
         "records": {
             name[: -len(".json")]: read_json(os.path.join(path, "records", name))
             for name in (

@@ -99,7 +99,7 @@ def test_a_tag_stays_where_it_was_seen_and_a_branch_moves(make: Make, repo: Path
     moved = make(ref="main")
     assert moved.commit != branch.commit
     assert contents(moved)["s/a.txt"] == "newer\n"
-    assert moved.identity != branch.identity
+    assert moved.identity["commit"] != branch.identity["commit"]
 
 
 def test_a_pin_gives_its_own_commit_whatever_the_ref_does(make: Make, repo: Path) -> None:
@@ -132,7 +132,8 @@ def test_patches_change_the_tree_and_its_identity(make: Make, tmp_path: Path) ->
     assert contents(plain)["s/a.txt"] == "old\n"
     assert contents(patched)["s/a.txt"] == "new\n"
     assert contents(both)["s/a.txt"] == "new\nmore\n"
-    assert len({plain.identity, patched.identity, both.identity}) == 3
+    assert len({tree.identity["patches"] for tree in (plain, patched, both)}) == 3
+    assert plain.identity["commit"] == both.identity["commit"]
     assert [item.state for item in both.patches] == ["applied", "applied"]
     assert "+more" in both.patches[1].diff
     other = make(patches=[{**patch, "refs": ["v2*"]}])
