@@ -113,12 +113,20 @@ def _accelerator(wanted: AcceleratorRequirement, host: Observed) -> list[Shortfa
     if wanted.vendor == "cpu":
         return []
     seen = host.accelerators
+    # Held or sick cards are not the same as none: only a host without the vendor's tool has no card for sure.
+    if wanted.optional and (seen is None or seen.state == "tool-missing"):
+        return []
     if seen is None or seen.state != "ok":
         state = "nothing was read" if seen is None else f"{seen.state}: {seen.message}"
         return [Shortfall(f"{wanted.vendor} accelerator", state, _REMEDIES.get(seen.state if seen else "", _LOOK))]
     found = []
     socs = host.socs or ((seen.chips[0].name if seen.chips else "none"),)
-    strange = [soc for soc in socs if not any(fnmatch.fnmatchcase(soc, pattern) for pattern in wanted.soc)]
+    trials = [soc for soc in socs if is_experimental(wanted, soc)]
+    if trials and not wanted.allow_experimental:
+        found.append(Shortfall("SoC", f"{' and '.join(trials)} is experimental in this playbook", _EXPERIMENTAL))
+    strange = [
+        soc for soc in socs if soc not in trials and not any(fnmatch.fnmatchcase(soc, item) for item in wanted.soc)
+    ]
     if wanted.soc and strange:
         cause = f"the SoC is {' and '.join(strange)}, wanted {' or '.join(wanted.soc)}"
         found.append(Shortfall("SoC", cause, "use the playbook of this SoC, or name it in requires.accelerator.soc"))
@@ -150,6 +158,11 @@ def _trusted(host: Observed) -> bool:
     return host.accelerators is not None and host.accelerators.state == "ok"
 
 
+def is_experimental(wanted: AcceleratorRequirement | None, soc: str | None) -> bool:
+    """Whether a SoC is one of those that a playbook calls experimental."""
+    return bool(wanted and soc) and any(fnmatch.fnmatchcase(soc or "", item) for item in wanted.experimental)  # type: ignore[union-attr]
+
+
 def _version(what: str, condition: str | None, version: Version | None, remedy: str) -> list[Shortfall]:
     if condition is None:
         return []
@@ -167,6 +180,7 @@ def _parsed(text: str | None) -> Version | None:
         return None
 
 
+_EXPERIMENTAL = "set the variable allow_experimental to true for this host, knowing that nobody vouches for it"
 _LOOK = "run the vendor's tool on the host and look at what it says"
 _REMEDIES = {
     "device-in-use": "end the process or container that holds the device, or free it there",

@@ -29,7 +29,7 @@ from lmcache_fleet.playbook.model import (
 )
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
-from lmcache_fleet.requirements import shortfalls
+from lmcache_fleet.requirements import is_experimental, shortfalls
 from operations.converged import Call, converged, unfinished
 from operations.lmcache_config import lmcache_config
 from operations.model import model
@@ -78,6 +78,8 @@ def apply_playbook(path: str) -> None:
         if unmet:
             cause = "; ".join(f"{item.what}: {item.cause}" for item in unmet)
             raise HostFault(cause, "; ".join(dict.fromkeys(item.remedy for item in unmet)))
+        if is_experimental(plan.playbook.requires.accelerator, plan.observed().soc):
+            this.log(f"experimental: nobody vouches for {plan.playbook.name} on {plan.observed().soc}")
         bad = findings(plan.playbook, plan.observed())
         if bad:
             cause = "; ".join(f"{item.rule}: {item.message}" for item in bad)

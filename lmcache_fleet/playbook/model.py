@@ -116,6 +116,11 @@ class AcceleratorRequirement(StrictModel):
 
     vendor: Literal["ascend", "cuda", "rocm", "xpu", "musa", "maca", "cpu"]
     soc: list[str] = Field(default=[], description="shell patterns, any of which the SoC name must match")
+    experimental: list[str] = Field(
+        default=[], description="patterns of SoCs that only a host whose data says so takes part with"
+    )
+    allow_experimental: bool = Field(default=False, description="this host may take part with an experimental SoC")
+    optional: bool = Field(default=False, description="a host without the accelerator will do, as a builder does")
     health: str | None = Field(default=None, description="health word that every chip must show")
     count: int | None = Field(default=None, ge=1, description="at least so many chips")
     compute_capability: VersionCondition | None = Field(default=None, description="that every NVIDIA chip must have")

@@ -159,3 +159,25 @@ def test_an_accelerator_that_does_not_answer_is_said_once() -> None:
     missing = Accelerators("cuda", "tool-missing", "nvidia-smi: not found")
     requires = {"accelerator": {"vendor": "cuda", "compute_capability": ">=7.0"}, "cuda": ">=13.0", "toolkit": ">=1"}
     assert unmet(requires, accelerators=missing) == ["cuda accelerator: tool-missing: nvidia-smi: not found"]
+
+
+ASCEND = {"vendor": "ascend", "soc": ["Ascend910B*"], "experimental": ["Ascend310P*"], "health": "OK"}
+
+
+@pytest.mark.parametrize(
+    ("more", "observed", "expected"),
+    [
+        ({}, {"soc": "Ascend310P3"}, ["SoC: Ascend310P3 is experimental in this playbook"]),
+        ({"allow_experimental": True}, {"soc": "Ascend310P3"}, []),
+        ({"allow_experimental": True}, {"soc": "Ascend910A"}, ["SoC: the SoC is Ascend910A, wanted Ascend910B*"]),
+        ({}, {"accelerators": Accelerators("ascend", "tool-missing")}, ["ascend accelerator: tool-missing: "]),
+        ({"optional": True}, {"accelerators": Accelerators("ascend", "tool-missing"), "soc": None}, []),
+        ({"optional": True}, {"accelerators": Accelerators("ascend", "device-in-use")}, ["ascend accelerator: device-in-use: "]),
+        # A builder that does have cards is judged like any other host.
+        ({"optional": True}, {"soc": "Ascend910A"}, ["SoC: the SoC is Ascend910A, wanted Ascend910B*"]),
+    ],
+)
+def test_experimental_socs_and_hosts_that_need_no_card(
+    more: dict[str, Any], observed: dict[str, Any], expected: list[str]
+) -> None:
+    assert unmet({"accelerator": {**ASCEND, **more}}, **observed) == expected
