@@ -14,7 +14,12 @@ from lab.state import Host, Paths, State
 
 FIRST_SUBNET = ipaddress.IPv4Network("10.213.77.0/24")
 SLOTS = 10
-FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+# What this machine's kernel must allow, beyond what it does by default: forwarding, and room for many systemds, each of
+# which takes some inotify instances of root's (128 in all is the default, enough for eight hosts).
+SETTINGS = {
+    "ip_forward": (Path("/proc/sys/net/ipv4/ip_forward"), 1),
+    "inotify_instances": (Path("/proc/sys/fs/inotify/max_user_instances"), 4096),
+}
 
 
 def netns(state: State, host: Host) -> str:
@@ -100,15 +105,16 @@ def up(paths: Paths, state: State) -> None:
     for rule in rules(state):
         if not iptables("-C", rule, check=False):
             iptables("-I", rule)
-    was = FORWARD.read_text().strip()
-    if was != "1":
-        # Kept beside all labs of this cache, since the last one that goes puts it back.
-        (paths.cache / "ip_forward_was").write_text(was)
-        FORWARD.write_text("1")
+    for name, (setting, least) in SETTINGS.items():
+        was = setting.read_text().strip()
+        if int(was) < least:
+            # Kept beside all labs of this cache, since the last one that goes puts it back.
+            (paths.cache / f"{name}_was").write_text(was)
+            setting.write_text(str(least))
 
 
 def down(paths: Paths, state: State) -> None:
-    """Remove bridge and rules. Forwarding goes back to what it was when no other lab needs it."""
+    """Remove bridge and rules. The kernel's settings go back to what they were when no other lab needs them."""
     bridge = next((link for link in links() if link["ifname"] == state.bridge), {"ifalias": owner(paths)})
     if not state.bridge or bridge.get("ifalias") != owner(paths):
         return
@@ -120,10 +126,11 @@ def down(paths: Paths, state: State) -> None:
     if "ifname" in bridge:
         run(["ip", "link", "delete", state.bridge])
     others = any(str(link.get("ifalias", "")).startswith("lmcache-fleet lab ") for link in links())
-    was = paths.cache / "ip_forward_was"
-    if was.exists() and not others:
-        FORWARD.write_text(was.read_text())
-        was.unlink()
+    for name, (setting, _) in SETTINGS.items():
+        kept = paths.cache / f"{name}_was"
+        if kept.exists() and not others:
+            setting.write_text(kept.read_text())
+            kept.unlink()
 
 
 def plug(state: State, host: Host) -> None:
