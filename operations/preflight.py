@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 
 from pyinfra import host, state
@@ -25,6 +26,8 @@ from operations.session import HostFault, Session, session_for
 Lacking = tuple[tuple[str, str, str], ...]
 Resolve = Callable[[Playbook, HostObservation], Lacking]
 
+# Hosts are prepared side by side: what the control machine is asked for all of them is asked by the first.
+_asking = threading.Lock()
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
@@ -67,7 +70,9 @@ def _judged(session: Session, plan: HostPlan, resolve: Resolve | None) -> list[F
     if seen.arch is None:
         # Without an answer there is no playbook of the host's either: any architecture's will do to say so.
         return findings(Subject(plan.resolved("x86_64"), HostObservation(unread=seen.unread)))
-    return findings(Subject(plan.playbook, seen, _control(plan.playbook, seen, resolve)))
+    with _asking:
+        control = _control(plan.playbook, seen, resolve)
+    return findings(Subject(plan.playbook, seen, control))
 
 
 def _control(playbook: Playbook, seen: HostObservation, resolve: Resolve | None) -> ControlObservation:
