@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,10 @@ from lmcache_fleet.problems import InputError, Problem
 
 if TYPE_CHECKING:
     from lmcache_fleet.drain import Drain
+    from lmcache_fleet.failures import Failure
     from lmcache_fleet.fleet import Fleet
-    from lmcache_fleet.rollout.driver import Limits
+    from lmcache_fleet.recording import Recorder
+    from lmcache_fleet.rollout.driver import Limits, Preflight
     from lmcache_fleet.rollout.journal import Begin, History
     from lmcache_fleet.rollout.journey import Progress
 
@@ -68,6 +70,7 @@ _HOST_LIMIT = click.option(
 @_HOST_LIMIT
 @click.option("--same-domain-ok", is_flag=True, help="Let hosts of one failure domain change in one wave.")
 @click.option("--resume", is_flag=True, help="Take up the fleet's last rollout where it ended.")
+@click.option("--no-preflight", is_flag=True, help="Only the playbook's requirements, not the whole check catalogue.")
 @fleet_options
 @input_errors
 def rollout(
@@ -80,6 +83,7 @@ def rollout(
     host_limit: float,
     same_domain_ok: bool,
     resume: bool,
+    no_preflight: bool,
     limit: Texts,
     data: Texts,
     group_data: Texts,
@@ -105,13 +109,14 @@ def rollout(
             history = _history(folder, fleet, deploy)
             begin, progress = history.begin, resumed(history)
             progress = type(progress)(progress.journeys, max_failures)
-            sys.exit(_drive(fleet, folder, begin, progress, limits, history.path))
+            sys.exit(_drive(fleet, folder, begin, progress, limits, history.path, not no_preflight))
         names = _hosts(fleet, limit)
         domains = {name: fleet.settings(name).failure_domain for name in names}
         dealt = plan_waves(names, sizes, domains, same_domain_ok)
         options = {"max_failures": max_failures, "max_unavailable": max_unavailable, "waves": waves}
         begin = Begin("rollout", inventory, deploy, dealt, options, _variables(fleet))
-        sys.exit(_drive(fleet, folder, begin, Progress.start(dealt, max_failures), limits, None))
+        progress = Progress.start(dealt, max_failures)
+        sys.exit(_drive(fleet, folder, begin, progress, limits, None, not no_preflight))
 
 
 def _hosts(fleet: Fleet, limit: Texts) -> list[str]:
@@ -174,7 +179,15 @@ def _history(folder: Path, fleet: Fleet, deploy: str) -> History:
     return found
 
 
-def _drive(fleet: Fleet, folder: Path, begin: Begin, progress: Progress, limits: Limits, old: Path | None) -> int:
+def _drive(
+    fleet: Fleet,
+    folder: Path,
+    begin: Begin,
+    progress: Progress,
+    limits: Limits,
+    old: Path | None,
+    preflight: bool = False,
+) -> int:
     """Run a rollout to its end; gives the exit status."""
     from rich.console import Console
 
@@ -193,7 +206,9 @@ def _drive(fleet: Fleet, folder: Path, begin: Begin, progress: Progress, limits:
     with ExitStack() as stack:
         live = isinstance(out, Console) and out.is_terminal
         watcher = stack.enter_context(LiveWatcher(out, progress, begin.waves)) if live else PlainWatcher(out)
-        run = Rollout(fleet, begin.waves, progress, limits, _drains(fleet, progress, watcher), journal, watcher)
+        drains = _drains(fleet, progress, watcher)
+        checks = _preflight(fleet) if preflight else None
+        run = Rollout(fleet, begin.waves, progress, limits, drains, journal, watcher, checks)
         _take_signals(run, watcher)
         try:
             outcome = run.go()
@@ -216,6 +231,27 @@ def _drains(fleet: Fleet, progress: Progress, watcher: Any) -> dict[str, Drain]:
         return drain_of(fleet.settings(name), shell, lambda text: watcher.doing(name, "drain", text))
 
     return {name: one(name) for name in progress.journeys}
+
+
+def _preflight(fleet: Fleet) -> Preflight:
+    """Every check of the catalogue, for the playbooks that the hosts are about to follow."""
+    from lmcache_fleet.fleet import deploy_file
+    from lmcache_fleet.repository import ROOT
+
+    checks = deploy_file(ROOT / "deploys" / "preflight.py")
+
+    def judge(names: Collection[str], found: Recorder) -> dict[str, Failure]:
+        playbooks: dict[str, list[str]] = {}
+        for name in names:
+            report = found.reports.get(name)
+            if report and report.playbook:
+                playbooks.setdefault(report.playbook, []).append(name)
+        failures: dict[str, Failure] = {}
+        for playbook, hosts in playbooks.items():
+            failures.update(fleet.running(checks, playbook=playbook).run(hosts).failures)
+        return failures
+
+    return judge
 
 
 def _take_signals(run: Any, watcher: Any) -> None:

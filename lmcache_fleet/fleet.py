@@ -82,6 +82,15 @@ class Fleet:
         """
         return host_settings(name, data_layers(self.inventory, self.inventory.get_host(name)))
 
+    def running(self, deploy: Callable[[], None], **data: Any) -> Fleet:
+        """The same hosts with something else to be run on them.
+
+        Args:
+            deploy: what is run for each host.
+            data: laid over all other data.
+        """
+        return Fleet(self.inventory, deploy, {**self.override, **data}, self.config)
+
     def data(self, name: str) -> dict[str, Any]:
         """All data of a host, as pyinfra sees it.
 
@@ -381,15 +390,27 @@ def load_fleet(
     if not len(made):
         raise InputError([Problem(inventory, 0, 0, "", "has no hosts")])
 
-    def run_file() -> None:
+    fleet = Fleet(made, deploy_file(path), override, config)
+    fleet.check(fleet.names)
+    return fleet
+
+
+def deploy_file(path: str | Path) -> Callable[[], None]:
+    """What runs a deploy file for the host in context.
+
+    Args:
+        path: the file.
+    """
+    from pyinfra_cli.exceptions import UnexpectedExternalError
+    from pyinfra_cli.util import exec_file
+
+    def run() -> None:
         try:
-            exec_file(path)
+            exec_file(str(path))
         except UnexpectedExternalError as error:
             raise DeployError(f"{path}: {getattr(error, 'message', error)}") from error
 
-    fleet = Fleet(made, run_file, override, config)
-    fleet.check(fleet.names)
-    return fleet
+    return run
 
 
 def log_to(path: Path | None) -> None:

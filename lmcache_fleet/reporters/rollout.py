@@ -37,9 +37,14 @@ class PlainWatcher:
 
     def __init__(self, out: Console) -> None:
         self.out = out
+        self._last: dict[str, Stage] = {}
 
     def moved(self, journey: Journey) -> None:
         """A host's way went on."""
+        before, self._last[journey.host] = self._last.get(journey.host), journey.stage
+        if before is journey.stage:
+            self._line(f"{journey.host} gets requests again")
+            return
         about = f" {journey.release}" if journey.stage in {Stage.DONE, Stage.BACK} and journey.release else ""
         cause = f": {journey.cause}" if journey.cause else ""
         self._line(f"{journey.host} {journey.stage.value}{about}{cause}")

@@ -36,6 +36,9 @@ class Runner(Protocol):
         """Run it; without `change`, find out only."""
 
 
+Preflight = Callable[[Collection[str], Recorder], Mapping[str, Failure]]
+
+
 class Watcher(Protocol):
     """Who is told how a rollout goes."""
 
@@ -77,7 +80,7 @@ class Rollout:
         drains: host → what takes it out of service and back.
         journal: written after every change of state.
         watcher: told likewise.
-        preflight: further judgement of hosts before anything is touched: gives the failures, by host.
+        preflight: judges hosts further before anything is touched, by what was found of them; gives failures by host.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Rollout:
         drains: Mapping[str, Drain],
         journal: Journal,
         watcher: Watcher,
-        preflight: Callable[[Collection[str]], Mapping[str, Failure]] | None = None,
+        preflight: Preflight | None = None,
     ) -> None:
         self.runner = runner
         self.waves = waves
@@ -159,7 +162,9 @@ class Rollout:
         found = self._look(names)
         failures = dict(found.failures)
         if self.preflight:
-            failures = {**self.preflight([name for name in names if name not in failures]), **failures}
+            # Only hosts that are about to change: what is as wanted has been proved by its evidence.
+            changing = [name for name in names if name not in failures and found.pending(name)]
+            failures = {**self.preflight(changing, found), **failures}
         for name in names:
             if name in failures:
                 self._failed(name, failures[name], found.reports.get(name))

@@ -211,6 +211,25 @@ def test_too_many_unreachable_hosts_stop_it_before_anything_is_touched(tmp_path:
     assert world.changed == []
 
 
+def test_a_preflight_names_hosts_before_anything_is_touched_and_only_those_that_change(tmp_path: Path) -> None:
+    world = World(names(4))
+    world.prepared["n04"], world.serving["n04"] = True, "new"
+    rollout, _ = prepare(world, tmp_path, budget=0)
+    asked: list[str] = []
+
+    def judge(hosts: Collection[str], found: Recorder) -> dict[str, Failure]:
+        asked.extend(hosts)
+        assert set(found.reports) == set(world.names)
+        return {"n02": Failure("n02", "preflight", "a port is taken", "free it")}
+
+    rollout.preflight = judge
+    assert rollout.go() == "stopped"
+    assert asked == ["n01", "n02", "n03"]
+    assert world.changed == []
+    assert rollout.progress.journeys["n02"].remedy == "free it"
+    assert rollout.progress.journeys["n04"].stage is Stage.DONE
+
+
 @pytest.mark.parametrize("fault", ["dead", "unproved"])
 def test_a_host_that_serves_nothing_proved_gets_no_requests(tmp_path: Path, fault: str) -> None:
     world = World(names(3), {"n01": fault})
