@@ -35,7 +35,8 @@ def render_env(variables: Mapping[str, str]) -> str:
 def parse_env(text: str) -> dict[str, str]:
     """Read back what `render_env` wrote; lines of another form are passed over."""
     found = {}
-    for line in text.splitlines():
+    # Not `splitlines`, which takes more characters for a line's end than systemd and shells do.
+    for line in text.split("\n"):
         match = _LINE.match(line)
         if match:
             found[match[1]] = re.sub(r"\\(.)", r"\1", match[2])

@@ -22,6 +22,7 @@ class ReleaseState:
     Args:
         name: directory name below `releases/`.
         spec: digest of the steps and host key it was made for.
+        created: when it was begun, ISO 8601 in UTC; empty when that isn't known.
         sealed: verified off-line; from then on it is never modified.
         python: version of the virtual environment's interpreter.
         distributions: canonical name → versions installed (two of one name is damage).
@@ -36,6 +37,7 @@ class ReleaseState:
 
     name: str
     spec: str | None = None
+    created: str = ""
     sealed: bool = False
     python: str | None = None
     distributions: dict[str, list[str]] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class ReleaseState:
         return cls(
             name=name,
             spec=manifest.get("spec"),
+            created=str(manifest.get("created") or ""),
             sealed=data["sealed"],
             python=data["python"] if data["interpreter_works"] else None,
             distributions=data["distributions"],
@@ -192,7 +195,7 @@ def choose_target(host: HostReleases, spec: dict[str, Any], damage: Callable[[Re
     """
     wanted = digest(spec)
     same = [state for state in host.releases.values() if state.spec == wanted]
-    same.sort(key=lambda state: (state.name == host.current, _revision(state.name)), reverse=True)
+    same.sort(key=lambda state: (state.name == host.current, revision(state.name)), reverse=True)
     damaged = ""
     for state in same:
         if not state.sealed:
@@ -205,13 +208,14 @@ def choose_target(host: HostReleases, spec: dict[str, Any], damage: Callable[[Re
         if not state.sealed:
             why = damaged or "an earlier run was interrupted"
             return Target(state, wanted, exists=True, complete=False, why=why)
-    taken = [_revision(name) for name in host.releases if name.split("-r")[0] == wanted]
+    taken = [revision(name) for name in host.releases if name.split("-r")[0] == wanted]
     name = wanted if not taken else f"{wanted}-r{max(taken) + 1}"
     why = damaged or ("the first release" if host.serving is None else "the steps or the host changed")
     return Target(ReleaseState(name, wanted), wanted, exists=False, complete=False, why=why)
 
 
-def _revision(name: str) -> int:
+def revision(name: str) -> int:
+    """Which build of one spec a release's name means: 1 for `<digest>`, 3 for `<digest>-r3`."""
     found = re.search(r"-r(\d+)$", name)
     return int(found[1]) if found else 1
 

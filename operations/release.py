@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime, timezone
 
 from facts.releases import Releases, ReleaseSizes
 from lmcache_fleet.changes import Change
 from lmcache_fleet.identities import remember_machine_id
-from lmcache_fleet.release import HostReleases, release_spec
+from lmcache_fleet.release import HostReleases, release_spec, revision
 from lmcache_fleet.shell import script, words, write_file
 from lmcache_fleet.sizes import readable
 from operations.faults import Commands, step_operation
@@ -97,11 +96,6 @@ def expendable(host: HostReleases, target: str, keep: int) -> list[str]:
     """
     safe = {host.current, host.previous, target}
     others = [name for name in host.releases if name not in safe]
-    # Unfinished ones first, then by revision: nobody rolls back to a release that never verified.
-    others.sort(key=lambda name: (host.releases[name].sealed, _age(name)))
+    # Unfinished ones first, then the oldest: nobody rolls back to a release that never verified.
+    others.sort(key=lambda name: (host.releases[name].sealed, host.releases[name].created, revision(name)))
     return others[: max(0, len(host.releases) - max(2, keep))]
-
-
-def _age(name: str) -> int:
-    found = re.search(r"-r(\d+)$", name)
-    return int(found[1]) if found else 1

@@ -150,14 +150,12 @@ def test_any_value_reads_the_same_in_systemd_and_in_a_shell(
     assert [{k: v for k, v in found.items() if k.startswith("T_")} for found in seen] == many
 
 
-@pytest.mark.xfail(strict=True, reason="bug: parse_env uses splitlines")
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
 def test_our_own_reader_gets_back_what_was_written(variables: dict[str, str]) -> None:
     assert parse_env(render_env(variables)) == variables
 
 
-@pytest.mark.xfail(strict=True, reason="bug: parse_env uses splitlines")
 @pytest.mark.parametrize("char", ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
 def test_what_python_alone_takes_for_a_line_break_is_none(char: str) -> None:
     variables = {"A": f"x{char}y", "B": "z"}

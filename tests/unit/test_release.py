@@ -210,6 +210,13 @@ def test_older_revisions_go_first() -> None:
     assert expendable(there, "t", keep=2) == ["x", "x-r2"]
 
 
+def test_the_oldest_go_first_whatever_they_are_called() -> None:
+    times = {"b-r3": "2026-01-01T00:00:00+00:00", "a": "2026-03-01T00:00:00+00:00", "c": "2026-02-01T00:00:00+00:00"}
+    releases = {name: ReleaseState(name, name, created=when, sealed=True) for name, when in times.items()}
+    there = HostReleases(current="now", previous="before", releases=releases)
+    assert expendable(there, "t", keep=2) == ["b-r3"]
+
+
 # What the probe says
 
 
