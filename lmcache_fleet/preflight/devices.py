@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from lmcache_fleet.accelerators import Chip
 from lmcache_fleet.preflight.observation import Subject
 from lmcache_fleet.preflight.registry import Values, check
+from lmcache_fleet.requirements import is_experimental
 
 _VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _NAMED = {"ok", "tool-missing", "device-in-use", "dcmi-init-failed", "library-missing"}
@@ -19,7 +20,7 @@ _HIDDEN_MB = 8192
 
 def _state(subject: Subject) -> str:
     seen = subject.host.accelerators
-    return seen.state if seen else "ok"
+    return seen.state if seen and not subject.is_builder else "ok"
 
 
 def _message(subject: Subject) -> str:
@@ -42,7 +43,7 @@ def _in_use(subject: Subject) -> Iterator[Values]:
 def _unreachable(subject: Subject) -> Iterator[Values]:
     if _state(subject) != "dcmi-init-failed":
         return
-    ascend = subject.ascend
+    ascend = subject.cards
     lacking = []
     if ascend and ascend.devices_state != "ok":
         lacking.append(ascend.devices_message or ascend.devices_state)
@@ -103,6 +104,8 @@ def _named(chips: list[Chip]) -> str:
 @check("soc-not-wanted")
 def _soc(subject: Subject) -> Iterator[Values]:
     wanted, soc = subject.playbook.requires.accelerator, subject.host.soc
+    if is_experimental(wanted, soc):
+        return
     if wanted and wanted.soc and soc and not any(fnmatch.fnmatchcase(soc, pattern) for pattern in wanted.soc):
         yield {"found": soc, "wanted": ", ".join(wanted.soc)}
 
@@ -110,21 +113,30 @@ def _soc(subject: Subject) -> Iterator[Values]:
 @check("soc-unsupported")
 def _never(subject: Subject) -> Iterator[Values]:
     soc = subject.host.soc
-    if subject.ascend and soc and any(fnmatch.fnmatchcase(soc, pattern) for pattern in _NEVER):
+    if subject.cards and soc and any(fnmatch.fnmatchcase(soc, pattern) for pattern in _NEVER):
         yield {"soc": soc}
 
 
 @check("soc-experimental")
 def _experimental(subject: Subject) -> Iterator[Values]:
     soc = subject.host.soc
-    if subject.ascend and soc and any(fnmatch.fnmatchcase(soc, pattern) for pattern in _EXPERIMENTAL):
+    wanted = subject.playbook.requires.accelerator
+    upstream = any(fnmatch.fnmatchcase(soc or "", pattern) for pattern in _EXPERIMENTAL)
+    if subject.cards and soc and (upstream or is_experimental(wanted, soc)):
+        yield {"soc": soc}
+
+
+@check("soc-experimental-not-allowed")
+def _not_allowed(subject: Subject) -> Iterator[Values]:
+    wanted, soc = subject.playbook.requires.accelerator, subject.host.soc
+    if wanted and is_experimental(wanted, soc) and not wanted.allow_experimental:
         yield {"soc": soc}
 
 
 @check("chips-too-few")
 def _too_few(subject: Subject) -> Iterator[Values]:
     wanted, seen = subject.playbook.requires.accelerator, subject.host.accelerators
-    if wanted and seen and seen.state == "ok" and wanted.vendor != "cpu":
+    if wanted and seen and seen.state == "ok" and wanted.vendor != "cpu" and not subject.is_builder:
         need = wanted.count or 1
         if seen.chip_count < need:
             yield {"found": seen.chip_count, "wanted": need}
@@ -139,14 +151,14 @@ def _differ(subject: Subject) -> Iterator[Values]:
 
 @check("device-nodes-missing")
 def _nodes(subject: Subject) -> Iterator[Values]:
-    ascend = subject.ascend
+    ascend = subject.cards
     if ascend and ascend.devices_state in {"no-devices", "missing-devices"}:
         yield {"what": ascend.devices_message or ascend.devices_state}
 
 
 @check("device-node-wrong")
 def _node_wrong(subject: Subject) -> Iterator[Values]:
-    wrong = [node.path for node in (subject.ascend.nodes if subject.ascend else ()) if not node.is_device]
+    wrong = [node.path for node in (subject.cards.nodes if subject.cards else ()) if not node.is_device]
     if wrong:
         yield {"paths": ", ".join(wrong)}
 
@@ -155,24 +167,24 @@ def _node_wrong(subject: Subject) -> Iterator[Values]:
 def _count(subject: Subject) -> Iterator[Values]:
     nodes = len(_device_numbers(subject))
     chips = len(_chips(subject))
-    if subject.ascend and nodes and chips and nodes != chips and _state(subject) == "ok":
+    if subject.cards and nodes and chips and nodes != chips and _state(subject) == "ok":
         yield {"nodes": nodes, "chips": chips}
 
 
 def _device_numbers(subject: Subject) -> list[int]:
-    names = [node.path.removeprefix("/dev/davinci") for node in (subject.ascend.nodes if subject.ascend else ())]
+    names = [node.path.removeprefix("/dev/davinci") for node in (subject.cards.nodes if subject.cards else ())]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 @check("device-group-missing")
 def _group(subject: Subject) -> Iterator[Values]:
-    if subject.ascend and not subject.ascend.group_exists:
+    if subject.cards and not subject.cards.group_exists:
         yield {}
 
 
 @check("service-without-device-group")
 def _service_group(subject: Subject) -> Iterator[Values]:
-    ascend, service = subject.ascend, subject.service
+    ascend, service = subject.cards, subject.service
     if ascend and service and service.user != "root":
         # Readable by others, a node needs no group.
         closed = {node.group for node in ascend.nodes if node.is_device and int(node.mode[-1:] or "0", 8) & 6 != 6}
@@ -191,7 +203,7 @@ def _holders(subject: Subject) -> str:
     """Processes on the devices that aren't ours, each once."""
     found: dict[int, str] = {}
     own = subject.host.own_pids
-    for holder in subject.ascend.holders if subject.ascend else ():
+    for holder in subject.cards.holders if subject.cards else ():
         place = f", container {holder.container[:12]}" if holder.container else ""
         found.setdefault(holder.pid, f"{holder.name} (pid {holder.pid}, {holder.device}{place})")
     for process in subject.host.accelerators.processes if subject.host.accelerators else ():
@@ -295,5 +307,5 @@ def _ranks(subject: Subject) -> Iterator[Values]:
 
 @check("hccn-missing")
 def _hccn(subject: Subject) -> Iterator[Values]:
-    if subject.ascend and not subject.ascend.hccn and (subject.truth("enable_p2p") or subject.truth("enable_pd")):
+    if subject.cards and not subject.cards.hccn and (subject.truth("enable_p2p") or subject.truth("enable_pd")):
         yield {}

@@ -20,20 +20,20 @@ _NEEDS_NO_PRIVILEGE = Version("25.0.dev0")
 
 @check("driver-missing")
 def _missing(subject: Subject) -> Iterator[Values]:
-    if subject.ascend and subject.ascend.driver_state == "not-installed":
+    if subject.cards and subject.cards.driver_state == "not-installed":
         yield {}
 
 
 @check("driver-not-loaded")
 def _not_loaded(subject: Subject) -> Iterator[Values]:
-    if subject.ascend and subject.ascend.driver_state == "not-loaded":
-        yield {"found": subject.ascend.driver or "-"}
+    if subject.cards and subject.cards.driver_state == "not-loaded":
+        yield {"found": subject.cards.driver or "-"}
 
 
 @check("driver-unreadable")
 def _unreadable(subject: Subject) -> Iterator[Values]:
-    if subject.ascend and subject.ascend.driver_state not in {"ok", "not-installed", "not-loaded"}:
-        yield {"state": subject.ascend.driver_state}
+    if subject.cards and subject.cards.driver_state not in {"ok", "not-installed", "not-loaded"}:
+        yield {"state": subject.cards.driver_state}
 
 
 @check("driver-version")
@@ -46,7 +46,7 @@ def _version(subject: Subject) -> Iterator[Values]:
 @check("driver-cannot-register-memory")
 def _memory(subject: Subject) -> Iterator[Values]:
     version = subject.host.driver
-    if subject.ascend and version is not None and version < _REGISTERS_HOST_MEMORY:
+    if subject.cards and version is not None and version < _REGISTERS_HOST_MEMORY:
         yield {"found": version}
 
 
@@ -54,20 +54,20 @@ def _memory(subject: Subject) -> Iterator[Values]:
 def _older_than_cann(subject: Subject) -> Iterator[Values]:
     version, cann = subject.host.driver, subject.host.toolkit
     # The recommendation of CANN 9; older drivers are seen to time out in kernels and in collective set-up.
-    if subject.ascend and version is not None and cann is not None and cann >= _CANN_9 and version < _FOR_CANN_9:
+    if subject.cards and version is not None and cann is not None and cann >= _CANN_9 and version < _FOR_CANN_9:
         yield {"driver": version, "cann": cann}
 
 
 @check("driver-needs-capabilities")
 def _capabilities(subject: Subject) -> Iterator[Values]:
     version = subject.host.driver
-    if subject.ascend and version is not None and _REGISTERS_HOST_MEMORY <= version < _NEEDS_NO_PRIVILEGE:
+    if subject.cards and version is not None and _REGISTERS_HOST_MEMORY <= version < _NEEDS_NO_PRIVILEGE:
         yield {"found": version}
 
 
 @check("firmware-out-of-range")
 def _firmware(subject: Subject) -> Iterator[Values]:
-    ascend = subject.ascend
+    ascend = subject.cards
     version = ascend_version(ascend.firmware) if ascend else None
     limits = [
         ascend_version(text) for text in re.findall(r"[\d.]+\w*", (ascend.firmware_range if ascend else "") or "")
@@ -81,6 +81,6 @@ def _firmware(subject: Subject) -> Iterator[Values]:
 
 @check("driver-user-missing")
 def _user(subject: Subject) -> Iterator[Values]:
-    ascend = subject.ascend
+    ascend = subject.cards
     if ascend and ascend.install_user == "HwHiAiUser" and not ascend.user_exists and ascend.driver_state == "ok":
         yield {"user": ascend.install_user}

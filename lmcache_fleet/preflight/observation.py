@@ -268,6 +268,18 @@ class Subject:
         """What is installed for Ascend; None when the playbook isn't about it."""
         return self.host.ascend if self.vendor == "ascend" else None
 
+    @property
+    def is_builder(self) -> bool:
+        """Whether the host has no cards and the playbook doesn't want any there, as of one that only builds."""
+        wanted, seen = self.playbook.requires.accelerator, self.host.accelerators
+        # Held or sick cards are not the same as none: only a host without the vendor's tool has no card for sure.
+        return bool(wanted and wanted.optional) and (seen is None or seen.state == "tool-missing")
+
+    @property
+    def cards(self) -> AscendSeen | None:
+        """The same for checks of driver and devices; None on a builder too."""
+        return None if self.is_builder else self.ascend
+
     @cached_property
     def service(self) -> ServiceStep | None:
         """The playbook's service step."""

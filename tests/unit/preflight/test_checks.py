@@ -156,9 +156,10 @@ FIRES: dict[str, Subject] = {
     "npu-library-path": on(accelerators=replace(chips(), extra={"needs_library_path": True})),
     "chip-unhealthy": on(accelerators=chips(SICK)),
     "chip-not-ok": on(accelerator(health=None), accelerators=chips(SICK)),
-    "soc-not-wanted": on(soc="Ascend310P3"),
+    "soc-not-wanted": on(soc="Ascend950DT_9582"),
     "soc-unsupported": on(soc="Ascend910ProB"),
     "soc-experimental": on(soc="Ascend310P3"),
+    "soc-experimental-not-allowed": on(accelerator(experimental=["Ascend310P*"]), soc="Ascend310P3"),
     "chips-too-few": on(accelerator(count=9)),
     "chips-differ": on(accelerators=chips(replace(CHIPS[1], name="910B4"))),
     "device-nodes-missing": ascend(devices_state="missing-devices", devices_message="/dev/hisi_hdc"),
@@ -268,6 +269,11 @@ NEARLY: list[tuple[str, Subject]] = [
     ("npu-unreadable", smi("device-in-use")),
     ("chip-not-ok", on(accelerators=chips(SICK))),
     ("chips-too-few", smi("device-in-use")),
+    ("soc-not-wanted", on(accelerator(experimental=["Ascend310P*"]), soc="Ascend310P3")),
+    (
+        "soc-experimental-not-allowed",
+        on(accelerator(experimental=["Ascend310P*"], allow_experimental=True), soc="Ascend310P3"),
+    ),
     (
         "service-without-device-group",
         ascend(step(ServiceStep, groups=[]), nodes=(NodeSeen("/dev/davinci0", "666", "x"),)),
@@ -372,6 +378,16 @@ def test_cpu_playbook_asks_nothing_of_an_accelerator() -> None:
     host = replace(GOOD, ascend=None, accelerators=None, soc=None, driver=None, toolkit=None, toolkit_env=None)
     found = fired(Subject(playbook("cpu"), replace(host, packages=("libnuma1",))))
     assert not found
+
+
+def test_a_builder_without_cards_is_asked_for_none() -> None:
+    bare = {
+        "driver_state": "not-installed", "driver": None, "firmware": None, "devices_state": "no-devices", "nodes": (),
+        "group_exists": False, "user_exists": False,
+    }  # fmt: skip
+    host = {"accelerators": Accelerators("ascend", "tool-missing", "no npu-smi"), "soc": None, "driver": None}
+    assert fired(ascend(without(ServiceStep, accelerator(optional=True)), host, **bare)) == set()
+    assert {"npu-tool-missing", "driver-missing"} <= fired(ascend(without(ServiceStep), host, **bare))
 
 
 def test_units_of_ours_are_known_by_name() -> None:
