@@ -44,7 +44,10 @@ class Span(click.ParamType):  # type: ignore[type-arg]
 
 
 _UNAVAILABLE = click.option(
-    "--max-unavailable", type=click.IntRange(1), metavar="N", help="At most so many hosts out of service at once."
+    "--max-unavailable",
+    type=click.IntRange(1),
+    metavar="N",
+    help="At most so many hosts out of service at once; a quarter of all if not given.",
 )
 _FAILURES = click.option(
     "--max-failures",
@@ -99,7 +102,6 @@ def rollout(
     from lmcache_fleet.rollout.journey import Progress
     from lmcache_fleet.rollout.waves import parse_waves, plan_waves
 
-    limits = Limits(max_unavailable, pause, host_limit)
     try:
         sizes = parse_waves(waves)
     except ValueError as error:
@@ -109,6 +111,7 @@ def rollout(
             history = _history(folder, fleet, deploy)
             begin, progress = history.begin, resumed(history)
             progress = type(progress)(progress.journeys, max_failures)
+            limits = Limits(max_unavailable or quarter(len(progress.journeys)), pause, host_limit)
             sys.exit(_drive(fleet, folder, begin, progress, limits, history.path, not no_preflight))
         names = _hosts(fleet, limit)
         domains = {name: fleet.settings(name).failure_domain for name in names}
@@ -116,7 +119,13 @@ def rollout(
         options = {"max_failures": max_failures, "max_unavailable": max_unavailable, "waves": waves}
         begin = Begin("rollout", inventory, deploy, dealt, options, _variables(fleet))
         progress = Progress.start(dealt, max_failures)
+        limits = Limits(max_unavailable or quarter(len(names)), pause, host_limit)
         sys.exit(_drive(fleet, folder, begin, progress, limits, None, not no_preflight))
+
+
+def quarter(count: int) -> int:
+    """A quarter of the hosts, at least one: so many may be out of service at once when nobody says otherwise."""
+    return max(1, count // 4)
 
 
 def _hosts(fleet: Fleet, limit: Texts) -> list[str]:
@@ -315,7 +324,7 @@ def rollback(
                 raise InputError([Problem("--wave", 0, 0, "", f"the last rollout had {count} waves")])
             names = [name for name in names if name in history.begin.waves[wave - 1]]
         begin = Begin("rollback", inventory, str(path), [names], {"max_failures": max_failures, "to": release}, {})
-        limits = Limits(max_unavailable, 0, host_limit, prepare=False)
+        limits = Limits(max_unavailable or quarter(len(names)), 0, host_limit, prepare=False)
         code = _drive(fleet, folder, begin, Progress.start([names], max_failures), limits, None)
     if code:
         sys.exit(code)

@@ -82,7 +82,7 @@ def stages(text: str, host: str) -> list[str]:
 
 
 def test_blank_hosts_are_rolled_out_with_one_build(fleet: Rollouts) -> None:
-    result = fleet.rollout("--waves", "100%")
+    result = fleet.rollout("--waves", "100%", "--max-unavailable", "3")
     assert result.code == 0, result.out + result.err
     for host in HOSTS:
         assert stages(result.out, host) == [

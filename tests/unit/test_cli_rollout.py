@@ -1,0 +1,60 @@
+"""The rollout's command line: what is wrong with it is said before any host is touched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from lmcache_fleet.cli_rollout import Span, quarter
+from lmcache_fleet.repository import ROOT
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("0", 0), (7.0, 7)]
+)
+def test_times(text: object, seconds: float) -> None:
+    assert Span().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5 m", "m", "-5m", "5d"])
+def test_times_that_make_no_sense(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected a time"):
+        Span().convert(text, None, None)
+
+
+def test_at_least_one_host_may_be_out() -> None:
+    assert [quarter(count) for count in (0, 1, 3, 4, 11, 500)] == [1, 1, 1, 1, 2, 125]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rollout", "{inv}", "{deploy}", "--waves", "50%,10%"], "at least as large as the one before"),
+        (["rollout", "{inv}", "{deploy}", "--limit", "fake9"], "matches no host"),
+        (["rollout", "{inv}", "{deploy}", "--resume"], "no rollout of this fleet was begun from here"),
+        (["rollback", "{inv}", "--wave", "3"], "the last rollout had 0 waves"),
+        (["plan", "{inv}", "nowhere.py"], "no such deploy file"),
+        (["plan", "nowhere.py", "{deploy}"], "no such inventory file"),
+        (["status", "{broken}", "{deploy}"], "keep_releases"),
+        (["adopt", "nobody", "{inv}", "--fingerprint", "SHA256:x"], "has no host 'nobody'"),
+        (["adopt", "@fake/one", "{inv}", "--fingerprint", "SHA256:x"], "has no ssh_known_hosts_file"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_touched(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "inv.py").write_text("hosts = [('@fake/one', {'fake_delay': 0})]\n")
+    (tmp_path / "broken.py").write_text("hosts = [('@fake/one', {'keep_releases': 0})]\n")
+    (tmp_path / "deploy.py").write_text("raise SystemExit('a host was touched')\n")
+    paths = {"inv": tmp_path / "inv.py", "deploy": tmp_path / "deploy.py", "broken": tmp_path / "broken.py"}
+    argv = [item.format(**paths) for item in arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "lmcache_fleet.cli", *argv],
+        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "LMCACHE_FLEET_ARTIFACTS": str(tmp_path / "store")},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
