@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import gevent
@@ -19,6 +19,9 @@ PREPARED = {"until": "prepared"}
 SERVED = {"until": "served"}
 
 _TICK = 0.2
+_SWITCH_REMEDY = (
+    "`journalctl -u 'lmcache-fleet-*'` on the host and the release's evidence/online.json say why: mend it, then resume"
+)
 
 
 class Runner(Protocol):
@@ -215,6 +218,7 @@ class Rollout:
         report = look.reports.get(name)
         failure = made.failures.get(name) or look.failures.get(name) or gate(name, look)
         if failure:
+            failure = failure if failure.remedy else replace(failure, remedy=_SWITCH_REMEDY)
             self._failed(name, failure, report)
             if not report or not report.serving or not _proved(report):
                 # Whatever it serves now, nobody knows that it does what it is for: no requests for it.

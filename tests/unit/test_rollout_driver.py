@@ -237,6 +237,7 @@ def test_a_host_that_serves_nothing_proved_gets_no_requests(tmp_path: Path, faul
     assert rollout.go() == "stopped"
     assert world.in_rotation == {"n01": False, "n02": True, "n03": True}
     assert rollout.progress.journeys["n01"].stage is Stage.FAILED
+    assert rollout.progress.journeys["n01"].remedy
     show_standing(Console(file=out, width=200), rollout.progress, "stopped")
     assert "no requests are sent to it" in out.getvalue()
     # Once it is mended, the rollout is taken up and puts it back.
