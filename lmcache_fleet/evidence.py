@@ -432,6 +432,15 @@ def judge(evidence: Evidence, expectations: Expectations) -> list[Finding]:
     return sorted(unique.values(), key=lambda f: f.severity != ERROR)
 
 
+def judge_part(evidence: Evidence) -> list[Finding]:
+    """Judge one host's half of a proof across hosts: only what went wrong there; the rest needs both halves.
+
+    Args:
+        evidence: what was seen on one host.
+    """
+    return [*_judge_bad_lines(evidence), *_judge_incidents(evidence)]
+
+
 def _judge_incidents(evidence: Evidence) -> Iterable[Finding]:
     for incident in evidence.incidents:
         message, cause, remedy = INCIDENTS.get(incident.kind, (incident.kind, "unknown", "read the detail"))

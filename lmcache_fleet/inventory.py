@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from lmcache_fleet.drain.settings import DrainSettings
 from lmcache_fleet.layout import DEFAULT_PREFIX
-from lmcache_fleet.playbook.model import StrictModel
+from lmcache_fleet.playbook.model import Role, StrictModel
 from lmcache_fleet.problems import InputError, Problem, nearest
 
 
@@ -72,10 +72,11 @@ class HostSettings(StrictModel):
     rollback_to: str | None = Field(
         default=None, min_length=1, description="release that deploys/rollback.py goes to; the last one if not given"
     )
+    roles: list[Role] = Field(default=["engine"], min_length=1)
 
 
 # Spellings that are surely meant for us, so that a slip is an error instead of being ignored.
-_LOOKALIKE_CUTOFF_KEYS = ("variables", "var", "keep_release", "failure_domains", "prefixes", "drains")
+_LOOKALIKE_CUTOFF_KEYS = ("variables", "var", "keep_release", "failure_domains", "prefixes", "drains", "role")
 
 
 def _message(text: str, location: tuple[int | str, ...], value: object) -> str:

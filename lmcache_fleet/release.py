@@ -9,10 +9,10 @@ from typing import Any
 
 from lmcache_fleet.digest import digest
 from lmcache_fleet.plain import Plain
-from lmcache_fleet.playbook.model import Playbook, StepBase, SystemPackagesStep, VenvStep, VerifyStep
+from lmcache_fleet.playbook.model import KvStoreStep, Playbook, StepBase, SystemPackagesStep, VenvStep, VerifyStep
 
 # Steps that make up a release. The others change the host (packages of the distribution) or look at it (evidence).
-_OUTSIDE_A_RELEASE = (SystemPackagesStep, VerifyStep)
+_OUTSIDE_A_RELEASE = (SystemPackagesStep, VerifyStep, KvStoreStep)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,9 +59,19 @@ def render_units(service: ServiceStep, layout: Layout, groups: tuple[str, ...]) 
     units = {}
     for name in unit_names(service):
         template = "units/server.service.j2" if name == SERVER_UNIT else "units/vllm.service.j2"
-        text = _environment().get_template(template).render(values)
-        units[name] = text.replace("[Service]\n", f"[Service]\nEnvironment=LMCACHE_FLEET_UNIT={unit_digest(text)}\n", 1)
+        units[name] = render_unit(template, values)
     return units
+
+
+def render_unit(template: str, values: Mapping[str, object]) -> str:
+    """A unit's text, which carries the digest of the rest of it.
+
+    Args:
+        template: path below `templates/`.
+        values: for the template.
+    """
+    text = _environment().get_template(template).render(values)
+    return text.replace("[Service]\n", f"[Service]\nEnvironment=LMCACHE_FLEET_UNIT={unit_digest(text)}\n", 1)
 
 
 def unit_digest(text: str) -> str:

@@ -13,6 +13,7 @@ from facts.system_packages import AptPackages, DnfPackages
 from facts.toolkit_env import ToolkitEnv
 from facts.units import Account, SecretFile, Units
 from facts.vendors import observe_accelerator, vendor_parts
+from lmcache_fleet import kv_store
 from lmcache_fleet.changes import Change
 from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.envfile import render_env
@@ -20,6 +21,7 @@ from lmcache_fleet.judge import Wanted, changes_of, damage, evidence_change, own
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import ARCHITECTURES, resolve
 from lmcache_fleet.playbook.model import (
+    KvStoreStep,
     PackagesStep,
     Playbook,
     ServiceStep,
@@ -260,6 +262,8 @@ def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
             if step.secrets:
                 parts.append((SecretFile, {"path": Layout(prefix).secrets("service")}))
             parts.append((Account, {"user": step.user, "groups": tuple(step.groups)}))
+        elif isinstance(step, KvStoreStep):
+            parts += [(Units, {"names": kv_store.watched_units(step)}), (SecretFile, {"path": kv_store.ACL})]
         elif isinstance(step, PackagesStep) and step.machine_wheels:
             parts.append((PipWheelFolders, {}))
     return parts

@@ -14,6 +14,7 @@ from lmcache_fleet.inventory import HostSettings, data_layers, host_settings
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import read_playbook
 from lmcache_fleet.playbook.model import (
+    KvStoreStep,
     LmcacheConfigStep,
     ModelStep,
     NativeBuildStep,
@@ -31,6 +32,7 @@ from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.requirements import is_experimental, shortfalls
 from operations.converged import Call, converged, unfinished
+from operations.kv_store import kv_store
 from operations.lmcache_config import lmcache_config
 from operations.model import model
 from operations.native_build import native_build, source
@@ -68,6 +70,10 @@ def apply_playbook(path: str) -> None:
     try:
         document = read_playbook(ROOT / path)
         settings = host_settings(this.name, data_layers(this.inventory, this))
+        role = document.data.get("role", "engine")
+        if role not in settings.roles:
+            this.log(f"left alone: {path} is for hosts with the role '{role}'")
+            return
         session = session_for(state, this, Layout(settings.prefix))
         plan = HostPlan(session, document, settings.vars)
     except InputError as error:
@@ -117,6 +123,9 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
         if isinstance(step, SystemPackagesStep):
             yield label, partial(system_packages, session, plan, step)
             continue
+        if isinstance(step, KvStoreStep):
+            yield label, partial(kv_store, session, plan, step, settings.secrets)
+            continue
         if not made:
             made = True
             yield f"{number:02d} release", partial(release, session, plan)
@@ -143,7 +152,8 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
         return
     if made and not services:
         yield "98 switch", partial(switch, session, plan)
-    yield "99 retention", partial(retention, session, plan, settings.keep_releases)
+    if made:
+        yield "99 retention", partial(retention, session, plan, settings.keep_releases)
 
 
 def _label(step: StepBase) -> str:

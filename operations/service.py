@@ -148,18 +148,29 @@ def secrets(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
 
 def _secret_file(plan: HostPlan, step: ServiceStep, sources: dict[str, SecretSource]) -> tuple[str, str]:
     """The file's text, and the digest by which the host's file and process are compared."""
-    variables = {}
-    for name in step.secrets:
-        if name not in sources:
-            raise HostFault(f"the inventory has no secret '{name}'", "add it to the host's or group's `secrets`")
-        try:
-            variables[name] = sources[name].value()
-        except LookupError as error:
-            raise HostFault(f"the secret '{name}' can't be had: {error}", "make it available, then run again") from None
+    variables = {name: secret_value(name, sources) for name in step.secrets}
     salt = f"{plan.system.machine_id}\n"
     variables["LMCACHE_FLEET_SECRETS"] = text_digest(salt + render_env(variables))[:12]
     text = render_env(variables)
     return text, text_digest(salt + text)
+
+
+def secret_value(name: str, sources: dict[str, SecretSource]) -> str:
+    """A secret of the inventory.
+
+    Args:
+        name: its name.
+        sources: where the control machine takes secrets from.
+
+    Raises:
+        HostFault: the inventory doesn't have it, or it can't be had.
+    """
+    if name not in sources:
+        raise HostFault(f"the inventory has no secret '{name}'", "add it to the host's or group's `secrets`")
+    try:
+        return sources[name].value()
+    except LookupError as error:
+        raise HostFault(f"the secret '{name}' can't be had: {error}", "make it available, then run again") from None
 
 
 def unit_changes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -111,6 +112,9 @@ AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n\r\x00]*$")]
 PythonMinor = Annotated[str, Field(pattern=r"^3\.\d+$")]
 
 
+Role = Literal["engine", "balancer", "kv_store"]
+
+
 class AcceleratorRequirement(StrictModel):
     """What accelerator a host must have."""
 
@@ -174,6 +178,34 @@ class SystemPackagesStep(StepBase):
     apt: list[PlainName] = []
     dnf: list[PlainName] = []
     lock_timeout: int = Field(default=300, ge=0, description="seconds to wait for the package manager's lock")
+
+
+def _check_address(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError as error:
+        raise ValueError("not an IP address") from error
+    return text
+
+
+class KvStoreStep(StepBase):
+    """A Redis or Valkey server of the fleet's own: a second tier that all hosts' LMCache share."""
+
+    kind: Literal["kv_store"] = "kv_store"
+    server: Literal["redis", "valkey"] = "redis"
+    bind: list[Annotated[str, AfterValidator(_check_address)]] = Field(
+        min_length=1, description="addresses that it listens on; keep them to the fleet's own network"
+    )
+    port: int = Field(default=6379, ge=1, le=65535)
+    max_memory_gb: float = Field(gt=0, strict=False, description="least recently used KV gives way above it")
+    password: PlainName | None = Field(default=None, description="name of the inventory secret that clients must know")
+    io_threads: int = Field(default=1, ge=1, le=128)
+
+    @model_validator(mode="after")
+    def _asks_who_is_there(self) -> KvStoreStep:
+        if self.password is None and not all(ipaddress.ip_address(item).is_loopback for item in self.bind):
+            raise ValueError("it binds an address that others reach: name a secret in `password`")
+        return self
 
 
 class EnvScript(StrictModel):
@@ -405,6 +437,8 @@ class MpServer(StrictModel):
         # Neither side of the server asks who is there.
         if any(word.startswith(("--host", "--http-host")) for word in self.args):
             raise ValueError("the server has no authentication: it listens on loopback, and args can't change that")
+        if self.l2_adapter and self.l2_adapter.get("password"):
+            raise ValueError("l2_adapter stands in a command line: let `secrets` have LMCACHE_RESP_PASSWORD instead")
         return self
 
 
@@ -449,6 +483,7 @@ AnyStep = (
     | LmcacheConfigStep
     | ServiceStep
     | VerifyStep
+    | KvStoreStep
 )
 
 STEP_KINDS: dict[str, type[StepBase]] = {
@@ -462,6 +497,7 @@ STEP_KINDS: dict[str, type[StepBase]] = {
     "lmcache_config": LmcacheConfigStep,
     "service": ServiceStep,
     "verify": VerifyStep,
+    "kv_store": KvStoreStep,
 }
 
 
@@ -485,6 +521,7 @@ class Playbook(StrictModel):
     apiVersion: Literal["lmcache-fleet/v1"]  # noqa: N815 - the key's name in the file
     name: PlainName
     description: str = ""
+    role: Role = Field(default="engine", description="hosts without this role are left alone")
     vars: dict[str, Any] = {}
     requires: Requirements = Requirements()
     steps: list[Step] = Field(min_length=1)

@@ -33,7 +33,7 @@ from verify_children import InterruptedRun, Nursery, TimeLimitReached, limits
 from verify_config import Config, ConfigError, load
 from verify_modes import MODES, PhaseFailed, Run
 
-from lmcache_fleet.evidence import Evidence, Expectations, Incident, judge, render
+from lmcache_fleet.evidence import Evidence, Expectations, Incident, judge, judge_part, render
 from lmcache_fleet.evidence_log import few_bad_lines, few_proof_lines, read_log, strip_ansi
 
 #: Distributions worth a line in the evidence, where they are installed.
@@ -187,7 +187,8 @@ def verify(config: Config, out: Path) -> Evidence:
         evidence.notes.append("each engine process answered one request before it was measured (warm-up)")
     evidence.durations_s["total"] = round(time.monotonic() - say.start, 1)
     evidence.finished = utc_now()
-    evidence.findings = judge(evidence, expectations(config))
+    whole = config.service.part == "all"
+    evidence.findings = judge(evidence, expectations(config)) if whole else judge_part(evidence)
     write(out, evidence)
     say(f"evidence: {out}")
     return evidence

@@ -125,6 +125,7 @@ class Service:
         pid_command: prints that process id; wins over `pid`, since it knows the new one after a restart.
         reset: `auto` tries POST /reset_prefix_cache, `never` does not.
         api_key_file: file with the API key.
+        part: `all`; `store` and `retrieve` are the two halves of a proof across hosts, which only both together give.
     """
 
     url: str = ""
@@ -136,6 +137,7 @@ class Service:
     pid_command: list[str] | None = None
     reset: str = "auto"
     api_key_file: str | None = None
+    part: str = "all"
 
 
 @dataclass
@@ -266,6 +268,7 @@ def _check(config: Config) -> None:
         "expect.restart": (config.expect.restart, ("required", "not-applicable")),
         "expect.hash_seed": (config.expect.hash_seed, (None, "required", "advised", "ignored")),
         "service.reset": (config.service.reset, ("auto", "never")),
+        "service.part": (config.service.part, ("all", "store", "retrieve")),
     }
     for key, (value, allowed) in choices.items():
         if value not in allowed:

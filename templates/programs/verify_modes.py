@@ -537,7 +537,11 @@ def run_service(run: Run) -> None:
         run.evidence.notes.append("no metrics could be read; only the log can tell of hits")
     _note_service(run)
     with run.timed("warm-up"):
-        warm_up(run, target, "warm-up")
+        warm_up(run, target, "warm-up" if service.part != "retrieve" else "warm-up of another host")
+    if service.part != "all":
+        _half(run, target)
+        run.logs.append(("service", log.read() or "", False))
+        return
     with run.timed("cold request"):
         run.evidence.requests.append(ask(run, target, "cold"))
     can_reset = None
@@ -561,6 +565,34 @@ def run_service(run: Run) -> None:
         _add_log_after_restart(run, log.since(mark))
     else:
         run.logs.append(("service", log.read() or "", False))
+
+
+def _half(run: Run, target: Target) -> None:
+    """What one of two hosts does: store a prompt in the tier that they share, or have it from there."""
+    before = target.counters()
+    if run.config.service.part == "retrieve":
+        with run.timed("the prefix that another host stored"):
+            run.evidence.requests.append(ask(run, target, "hit"))
+        shared = _grown(before, target.counters(), client.SHARED_HITS)
+        if shared is not None:
+            run.evidence.notes.append(f"{shared} tokens were found in the second tier")
+        return
+    with run.timed("cold request"):
+        cold = ask(run, target, "cold")
+        run.evidence.requests.append(cold)
+    with run.timed("same prefix, engine's own cache, for its output"):
+        run.evidence.requests.append(ask(run, target, "reference"))
+    with run.timed("the second tier's copy"):
+        # It is made after the answer went out.
+        wanted = (cold.prompt_tokens or 0) // run.config.chunk_size
+        deadline = time.monotonic() + run.config.limits.settle_s
+        while True:
+            copied = _grown(before, target.counters(), client.SHARED_CHUNKS)
+            if (copied or 0) >= wanted or time.monotonic() > deadline:
+                break
+            time.sleep(target.poll_s)
+        if copied is not None:
+            run.evidence.notes.append(f"{copied} chunks went to the second tier")
 
 
 def _service_target(config: Config) -> Target:
