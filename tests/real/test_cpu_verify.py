@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmcache_fleet.cross_host import combine
 from lmcache_fleet.evidence import Evidence
 
 PROGRAMS = Path(__file__).parents[2] / "templates/programs"
@@ -59,6 +61,7 @@ def mp(model: Path, **server: Any) -> dict[str, Any]:
 
 
 def verify(tmp_path: Path, config: dict[str, Any]) -> tuple[int, Evidence]:
+    config = {key: value for key, value in config.items() if key != "stop"}
     path, out = tmp_path / "cfg.json", tmp_path / "evidence.json"
     path.write_text(json.dumps(config))
     shared = set(Path("/dev/shm").iterdir())
@@ -136,16 +139,21 @@ def test_transfer_modes_that_differ_are_named_and_do_not_hang(tmp_path: Path, mo
 # --- a service that this test runs ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[dict[str, Any]]:
-    """A real engine and server that somebody else (this fixture) runs, as a configuration for service mode."""
+@contextmanager
+def running(home: Path, model: Path, tier: Path) -> Iterator[dict[str, Any]]:
+    """A real engine and server, run by somebody else than the program under test, as a configuration of service mode.
+
+    Args:
+        home: for logs.
+        model: the weights.
+        tier: directory of LMCache's second tier.
+    """
     sys.path.insert(0, str(PROGRAMS))
     from verify_children import Nursery
     from verify_config import parse
     from verify_modes import MpStack, Run
 
-    home = tmp_path_factory.mktemp("service")
-    config = mp(model)
+    config = mp(model, l2_adapter={"type": "fs", "base_path": str(tier)})
     config["engine"]["command"] = [PYTHON, "-m", "vllm.entrypoints.openai.api_server"]
     config["server"]["command"] = [PYTHON, "-m", "lmcache.cli.main", "server"]
     nursery = Nursery(home, 20.0, print)
@@ -169,6 +177,20 @@ def service(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[d
     finally:
         stack.stop(with_server=True)
         nursery.close()
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that is the second tier of every service here."""
+    return tmp_path_factory.mktemp("tier")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, model: Path, tier: Path) -> Iterator[dict[str, Any]]:
+    """A service; what stops it is in it, for the test that comes last."""
+    with ExitStack() as stack:
+        config = stack.enter_context(running(tmp_path_factory.mktemp("service"), model, tier))
+        yield {**config, "stop": stack.close}
 
 
 def test_service_is_proven_by_a_reset_of_its_own_cache(tmp_path: Path, service: dict[str, Any]) -> None:
@@ -217,3 +239,31 @@ def test_service_with_prompts_below_a_chunk_proves_nothing(tmp_path: Path, servi
     code, evidence = verify(tmp_path, {**service, "prompt": {"tokens": CHUNK - 8}})
     assert code == 1
     assert "prompt-below-chunk" in errors(evidence)
+
+
+def test_what_one_service_stored_another_one_finds_in_the_tier_that_they_share(
+    tmp_path: Path, service: dict[str, Any], model: Path, tier: Path
+) -> None:
+    """The last test, since it stops the first service: what the second one finds can then come from the tier only."""
+    prompt = {**service["prompt"], "nonce": "between hosts"}
+
+    def half(config: dict[str, Any], part: str) -> Evidence:
+        code, evidence = verify(tmp_path, {**config, "prompt": prompt, "service": {**config["service"], "part": part}})
+        assert code == 0, evidence.findings
+        return evidence
+
+    stored = half(service, "store")
+    assert f"{1000 // CHUNK} chunks went to the second tier" in stored.notes
+    service["stop"]()
+    home = tmp_path / "other"
+    home.mkdir()
+    with running(home, model, tier) as other:
+        retrieved = half(other, "retrieve")
+    assert f"{1000 // CHUNK * CHUNK} tokens were found in the second tier" in retrieved.notes
+    whole = combine(stored, retrieved, ("first", "second"), "LMCacheMPConnector")
+    assert whole.ok(), whole.findings
+    assert whole.outputs_equal() is True
+    # The same with a tier that is not shared is no proof.
+    retrieved.requests[0].external_hits = 0
+    apart = combine(stored, retrieved, ("first", "second"), "LMCacheMPConnector")
+    assert {finding.id for finding in apart.findings if finding.severity == "error"} == {"no-hit-across-hosts"}
