@@ -22,7 +22,9 @@ UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 
 
 @pytest.fixture(scope="module")
-def fleet(lab: RunningLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(
+    lab: RunningLab, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Fleet]:
     """Four fresh hosts with eight Ascend 910B3 each, and an empty artifact store.
 
     LMCACHE_FLEET_TEST_REUSE names a store: hosts and store stay then, for work on single tests.
@@ -31,13 +33,31 @@ def fleet(lab: RunningLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     if reuse:
         yield Fleet(lab, Path(reuse))
         return
-    before = {name: lab.host(name).profile for name in HOSTS}
-    lab.reimage(*HOSTS, profile="910b3x8")
+    left = _left_by_the_module_before
+    if not left:
+        profiles = {name: lab.host(name).profile for name in HOSTS}
+        left.append((profiles, Fleet(lab, tmp_path_factory.mktemp("artifacts"))))
+        lab.reimage(*HOSTS, profile="910b3x8")
     services.control(lab.lab.paths.lab)
-    yield Fleet(lab, tmp_path_factory.mktemp("artifacts"))
+    before, fleet = left[0]
+    yield fleet
     services.control(lab.lab.paths.lab)
+    if next_module_wants_the_fleet(request):
+        return
+    left.clear()
     for profile in set(before.values()):
         lab.reimage(*(name for name in HOSTS if before[name] == profile), profile=profile)
+
+
+# Hosts' profiles before, and the fleet: installing four hosts takes minutes, so the next module goes on with them.
+_left_by_the_module_before: list[tuple[dict[str, str], Fleet]] = []
+
+
+def next_module_wants_the_fleet(request: pytest.FixtureRequest) -> bool:
+    """Whether the module that runs after this one uses the fixture `fleet` too."""
+    items = request.session.items
+    last = max(number for number, item in enumerate(items) if item.path == request.path)
+    return any("fleet" in getattr(item, "fixturenames", ()) for item in items[last + 1 : last + 2])
 
 
 @pytest.fixture

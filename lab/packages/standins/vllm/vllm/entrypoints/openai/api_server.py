@@ -366,6 +366,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Listener(ThreadingHTTPServer):
+    """The listening side. A peer that goes away, such as a health check, is nothing to write about."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection failed."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def run_server(args: argparse.Namespace) -> int:
     """Starts the engine, serves until SIGTERM or until the engine dies; gives the exit status."""
     stop = threading.Event()
@@ -378,8 +390,7 @@ def run_server(args: argparse.Namespace) -> int:
     engine = Engine(make_config(**given))
     shared = Server(args, engine)
     handler = type("BoundHandler", (Handler,), {"shared": shared})
-    server = ThreadingHTTPServer((args.host or "0.0.0.0", args.port), handler)
-    server.daemon_threads = True
+    server = Listener((args.host or "0.0.0.0", args.port), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     logger.info("Starting vLLM API server 0 on http://%s:%d", args.host or "0.0.0.0", args.port)
@@ -391,12 +402,15 @@ def run_server(args: argparse.Namespace) -> int:
     if shared.fatal.is_set():
         time.sleep(0.3)  # let the answer that carries the error out
         logger.error("AsyncLLM output_handler failed: EngineDeadError")
+        server.shutdown()
     else:
         sys.stdout.write("INFO:     Shutting down\n")
-        until = time.monotonic() + 20
+        # No new connections; requests in flight get --shutdown-timeout seconds, by default none, and are then cut off.
+        server.shutdown()
+        server.server_close()
+        until = time.monotonic() + float(args.shutdown_timeout or 0)
         while engine.running and time.monotonic() < until:
             time.sleep(0.05)
-    server.shutdown()
     engine.shutdown()
     sys.stdout.write("INFO:     Application shutdown complete.\n")
     exit_noise()

@@ -1,0 +1,140 @@
+"""A load balancer for tests: Debian's HAProxy or nginx on a lab host, and clients that count what goes wrong."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.lab.fleet import Fleet, quoted
+
+PORT = 8080
+TOKENS = 30
+
+HAPROXY = """global
+    stats socket /run/haproxy/admin.sock mode 660 level admin
+    user haproxy
+    group haproxy
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+frontend vllm
+    bind :{port}
+    default_backend vllm
+backend vllm
+    balance leastconn
+    option httpchk GET /health
+    default-server check inter 300ms fall 2 rise 1
+{servers}
+"""
+
+NGINX = """upstream vllm {{
+    least_conn;
+{servers}
+}}
+server {{
+    listen {port};
+    location / {{
+        proxy_pass http://vllm;
+        proxy_buffering off;
+    }}
+}}
+"""
+NGINX_FILE = "/etc/nginx/conf.d/vllm.conf"
+
+
+def install(fleet: Fleet, host: str, package: str, config: str, path: str) -> None:
+    """Install a load balancer and start it with a configuration."""
+    apt = "DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends"
+    fleet.root(host, f"{{ dpkg -s {package} || {{ apt-get update -qq && {apt} {package}; }}; }} >/dev/null 2>&1")
+    fleet.root(host, f"rm -f /etc/nginx/sites-enabled/default; printf %s {quoted(config)} > {path}")
+    service = package.removesuffix("-light")
+    # They take turns at one port.
+    other = {"haproxy": "nginx", "nginx": "haproxy"}[service]
+    fleet.root(host, f"systemctl stop {other} 2>/dev/null; systemctl restart {service}")
+
+
+def haproxy(fleet: Fleet, host: str, engines: Sequence[str]) -> None:
+    """HAProxy before engines."""
+    servers = "\n".join(f"    server {name} {fleet.lab.host(name).address}:8000" for name in engines)
+    install(fleet, host, "haproxy", HAPROXY.format(port=PORT, servers=servers), "/etc/haproxy/haproxy.cfg")
+
+
+def nginx(fleet: Fleet, host: str, engines: Sequence[str]) -> None:
+    """nginx before engines."""
+    servers = "\n".join(f"    server {fleet.lab.host(name).address}:8000;" for name in engines)
+    install(fleet, host, "nginx-light", NGINX.format(port=PORT, servers=servers), NGINX_FILE)
+
+
+@dataclass
+class Clients:
+    """People who ask for streamed answers, one request after another.
+
+    Args:
+        address: of the load balancer.
+        model: name that the service has.
+        wrong: what went wrong, one entry a request.
+        answers: number of whole answers.
+    """
+
+    address: str
+    model: str
+    wrong: list[str] = field(default_factory=list)
+    answers: Counter[str] = field(default_factory=Counter)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self, number: int) -> str:
+        """One request, read to its end; the text of the answer.
+
+        Raises:
+            AssertionError: the answer isn't whole.
+        """
+        body = {"model": self.model, "prompt": f"client {number} asks", "max_tokens": TOKENS, "stream": True}
+        connection = http.client.HTTPConnection(self.address, PORT, timeout=30)
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        finally:
+            connection.close()
+        assert answer.status == 200, f"status {answer.status}: {text[:80]}"
+        events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+        assert events[-1:] == ["[DONE]"], f"cut off after {len(events)} of {TOKENS} tokens"
+        assert len(events) == TOKENS + 1, f"{len(events) - 1} of {TOKENS} tokens"
+        parts: list[dict[str, Any]] = [json.loads(event) for event in events[:-1]]
+        return "".join(part["choices"][0]["text"] for part in parts)
+
+    def _run(self, number: int) -> None:
+        expected = None
+        while not self._stop.is_set():
+            try:
+                text = self.ask(number)
+                # Every host has the same model: whoever answers, the answer is the same.
+                expected = expected or text
+                assert text == expected, "another answer"
+                self.answers["whole"] += 1
+            except (OSError, http.client.HTTPException, AssertionError) as error:
+                self.wrong.append(f"{time.strftime('%H:%M:%S')} {type(error).__name__}: {error}")
+                # A real client waits, too; without it a closed port makes thousands of failures.
+                time.sleep(0.5)
+
+    @contextmanager
+    def asking(self, count: int) -> Iterator[Clients]:
+        """So many of them at work, each to the end of its last request."""
+        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(60)
