@@ -224,6 +224,12 @@ def _drive(
         except KeyboardInterrupt:
             outcome = "interrupted"
             journal.write("end", {"outcome": outcome})
+        except InputError as error:
+            # Somebody changed the playbook or the inventory meanwhile: hosts may be on their way.
+            outcome = "stopped"
+            journal.write("end", {"outcome": outcome})
+            for problem in error.problems:
+                watcher.said(str(problem))
     show_standing(out, run.progress, outcome, resumable=begin.what == "rollout")
     journal.close()
     if outcome == "interrupted":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import gevent
 from pyinfra.api import Config, Host, Inventory, State
 from pyinfra.api.connect import connect_all
-from pyinfra.api.exceptions import DeployError, InventoryError, PyinfraError
+from pyinfra.api.exceptions import DeployError, PyinfraError
 from pyinfra.api.operations import run_host_op
 from pyinfra.api.state import MAX_PARALLEL, BaseStateCallback, StateStage
 from pyinfra.context import ctx_config, ctx_host, ctx_inventory, ctx_state
@@ -187,7 +187,7 @@ class Fleet:
             config.PARALLEL = config.PARALLEL or max(1, min(len(names), _SIDE_BY_SIDE, MAX_PARALLEL))
             try:
                 state.init(inventory, config)
-            except InventoryError as error:
+            except PyinfraError as error:
                 # config.py has pyinfra check hosts' data first: it may know more of it than the engine does.
                 raise InputError([Problem("inventory", 0, 0, "", str(error))]) from error
             state.add_callback_handler(_Telling())
@@ -304,7 +304,9 @@ def _close(state: State, recorder: Recorder) -> None:
             quietly(client.close)
 
     gevent.joinall([gevent.spawn(quietly, work) for work in recorder.at_end], timeout=_CLOSING_LIMIT)
-    gevent.joinall([gevent.spawn(leave, host) for host in state.activated_hosts], timeout=2 * _CLOSING_LIMIT)
+    # Hosts that were reached too late to take part have a connection as well.
+    reached = [host for host in state.inventory if host.connected]
+    gevent.joinall([gevent.spawn(leave, host) for host in reached], timeout=2 * _CLOSING_LIMIT)
 
 
 class _Telling(BaseStateCallback):

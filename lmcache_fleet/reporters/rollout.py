@@ -181,7 +181,8 @@ def show_standing(out: Console, progress: Progress, outcome: str, resumable: boo
     if waiting:
         out.print(f"not changed: {_names(waiting)}")
     done = len(progress.at(Stage.DONE))
-    words = {"done": "done", "stopped": "STOPPED: more hosts failed than may", "interrupted": "INTERRUPTED"}
+    stopped = "STOPPED: more hosts failed than may" if progress.over_budget else "STOPPED"
+    words = {"done": "done", "stopped": stopped, "interrupted": "INTERRUPTED"}
     total, failed = len(progress.journeys), len(progress.failures)
     text = f"==> {words.get(outcome, outcome)}: {done} of {total} hosts as wanted, {failed} failed"
     if resumable and (outcome != "done" or failed):

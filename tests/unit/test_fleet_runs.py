@@ -95,6 +95,12 @@ def test_a_wrong_playbook_is_one_error_before_anything_is_done() -> None:
         fleet.run(fleet.names, change=True)
 
 
+def test_data_that_a_connector_refuses_is_one_error() -> None:
+    fleet = made(2, two_steps, n02={"fake_delay": "soon"})
+    with pytest.raises(InputError, match="fake_delay"):
+        fleet.run(fleet.names)
+
+
 def test_limits_name_hosts_patterns_and_groups_in_the_inventorys_order() -> None:
     fleet = made(6, two_steps)
     assert fleet.limited([]) == fleet.names
