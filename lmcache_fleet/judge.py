@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -11,10 +11,20 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from lmcache_fleet.changes import Change, text_change
+from lmcache_fleet.containers import (
+    ContainerCommand,
+    ContainerHost,
+    WantedImage,
+    image_record,
+    run_arguments,
+    vendor_environment,
+    volumes,
+)
 from lmcache_fleet.digest import digest
 from lmcache_fleet.installer import marker_environment, package_changes
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.model import (
+    ContainerImageStep,
     LmcacheConfigStep,
     ModelStep,
     NativeBuildStep,
@@ -41,6 +51,9 @@ class Wanted:
         toolkit_env: text of the environment file captured from the vendor's scripts; None without such a step.
         sources: source step's name → identity of its patched tree: commit, submodules, patches.
         driver: version of the accelerator's driver, to which evidence is bound.
+        images: container_image step's name → the image that it stands for.
+        container_host: what of the host decides how containers run there.
+        vendor: the accelerator's.
     """
 
     playbook: Playbook
@@ -49,6 +62,9 @@ class Wanted:
     toolkit_env: str | None
     sources: dict[str, dict[str, Any]]
     driver: str | None
+    images: dict[str, WantedImage] = field(default_factory=dict)
+    container_host: ContainerHost = field(default_factory=ContainerHost)
+    vendor: str = "cpu"
 
     def model_directory(self, name: str) -> str:
         """Directory of the weights of a model step."""
@@ -68,7 +84,34 @@ class Wanted:
             self.layout.release(release),
             release,
             self.config_path(release),
+            container_of(service, self, release),
         )
+
+
+def container_of(service: ServiceStep, wanted: Wanted, release: str) -> ContainerCommand | None:
+    """How a service's processes run in containers; None when they run in the release's venv.
+
+    Args:
+        service: the step.
+        wanted: what the release must look like.
+        release: its name.
+
+    Raises:
+        ContainerFault: the host lacks the engine, a device or the driver's files.
+    """
+    if service.container is None:
+        return None
+    image = next(s for s in wanted.playbook.of_kind(ContainerImageStep) if s.name == service.container.image)
+    mounts = volumes(wanted.layout.release(release), wanted.model_directory(service.model))
+    arguments = run_arguments(service, image.engine, wanted.vendor, wanted.container_host, mounts)
+    return ContainerCommand(
+        image.engine,
+        tuple(arguments),
+        wanted.images[image.name].reference,
+        image.python,
+        service.user,
+        vendor_environment(wanted.vendor),
+    )
 
 
 CONFIG = "config/lmcache.yaml"
@@ -203,6 +246,26 @@ def _native_build(
     return changes
 
 
+def _container_image(
+    step: ContainerImageStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
+) -> list[Change]:
+    want = wanted.images[step.name]
+    record = state.records.get(image_record(step.name)) or {}
+    earlier = (before.records.get(image_record(step.name)) or {}) if before else record
+    what = f"image {step.name}"
+    found = want.found(wanted.container_host)
+    if found is None:
+        how = f"made from {want.base or 'its source tree'}" if want.spec else "pulled by digest"
+        return [Change(what, earlier.get("reference"), want.reference, why=how)]
+    if record.get("reference") == want.reference and record.get("id") == found.id:
+        return []
+    if not record and earlier.get("id") == found.id:
+        return [Change(what, want.reference, want.reference, kept=True)]
+    if record and record.get("reference") != want.reference:
+        return [Change(what, record.get("reference"), want.reference, why="the tag moved")]
+    return [Change(what, record.get("id"), found.id, why="what it holds is read inside it")]
+
+
 def _model(
     step: ModelStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
 ) -> list[Change]:
@@ -296,6 +359,7 @@ _JUDGES: dict[type[StepBase], Callable[..., list[Change]]] = {
     VenvStep: _venv,
     PackagesStep: _packages,
     NativeBuildStep: _native_build,
+    ContainerImageStep: _container_image,
     ModelStep: _model,
     LmcacheConfigStep: _lmcache_config,
     ServiceStep: _service,

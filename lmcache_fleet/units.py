@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lmcache_fleet.containers import ContainerCommand, start_script
 from lmcache_fleet.digest import text_digest
 from lmcache_fleet.envfile import render_env
 from lmcache_fleet.layout import Layout, ReleaseLayout
@@ -22,7 +23,8 @@ _TEMPLATES = ROOT / "templates"
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def template_environment() -> Environment:
+    """Jinja2 over `templates/`, for what hosts are given."""
     # Autoescaping is for HTML; values that reach a unit are checked by the model and quoted here.
     return Environment(  # noqa: S701
         loader=FileSystemLoader(_TEMPLATES),
@@ -38,7 +40,9 @@ def unit_names(service: ServiceStep) -> tuple[str, ...]:
     return (SERVER_UNIT, VLLM_UNIT) if service.server else (VLLM_UNIT,)
 
 
-def render_units(service: ServiceStep, layout: Layout, groups: tuple[str, ...]) -> dict[str, str]:
+def render_units(
+    service: ServiceStep, layout: Layout, groups: tuple[str, ...], engine: str | None = None
+) -> dict[str, str]:
     """Unit name → text.
 
     A unit names only `current`, never a release, so that switching a release is a link and a restart. It carries the
@@ -48,9 +52,11 @@ def render_units(service: ServiceStep, layout: Layout, groups: tuple[str, ...]) 
         service: the step.
         layout: paths on the host.
         groups: supplementary groups, those of the step that exist on the host.
+        engine: what runs the service's containers; None without.
     """
     values = {
         "service": service,
+        "engine": engine,
         "current": layout.current,
         "groups": groups,
         "server_unit": SERVER_UNIT,
@@ -59,7 +65,7 @@ def render_units(service: ServiceStep, layout: Layout, groups: tuple[str, ...]) 
     units = {}
     for name in unit_names(service):
         template = "units/server.service.j2" if name == SERVER_UNIT else "units/vllm.service.j2"
-        units[name] = render_unit(template, values)
+        units[name] = render_unit(template, {**values, "container": container_name(name)})
     return units
 
 
@@ -70,7 +76,7 @@ def render_unit(template: str, values: Mapping[str, object]) -> str:
         template: path below `templates/`.
         values: for the template.
     """
-    text = _environment().get_template(template).render(values)
+    text = template_environment().get_template(template).render(values)
     return text.replace("[Service]\n", f"[Service]\nEnvironment=LMCACHE_FLEET_UNIT={unit_digest(text)}\n", 1)
 
 
@@ -131,11 +137,14 @@ class ServiceFiles:
     executable: frozenset[str]
 
 
-def service_environment(service: ServiceStep, name: str, config: str | None) -> dict[str, str]:
+def service_environment(
+    service: ServiceStep, name: str, config: str | None, also: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Variables of the service and of whatever proves a release off-line.
 
     Args:
         service: the step.
+        also: what the vendor's containers need.
         name: the release's name, which the running process carries in its environment.
         config: path of LMCache's configuration file; None without one.
     """
@@ -146,13 +155,19 @@ def service_environment(service: ServiceStep, name: str, config: str | None) -> 
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         **({"LMCACHE_CONFIG_FILE": config} if config else {}),
+        **(also or {}),
         **service.env,
         "LMCACHE_FLEET_RELEASE": name,
     }
 
 
 def service_files(
-    service: ServiceStep, model: str, release: ReleaseLayout, name: str, config: str | None
+    service: ServiceStep,
+    model: str,
+    release: ReleaseLayout,
+    name: str,
+    config: str | None,
+    container: ContainerCommand | None = None,
 ) -> ServiceFiles:
     """Start scripts and environment of a release.
 
@@ -162,7 +177,10 @@ def service_files(
         release: paths of the release.
         name: the release's name, which the running process carries in its environment.
         config: path of LMCache's configuration file; None without one.
+        container: how the processes run in an image; None when they run in the release's venv.
     """
+    if container:
+        return _container_files(service, model, release, name, config, container)
     path = f"{release.venv}/bin"
     texts = {
         "env/service.env": render_env(service_environment(service, name, config)),
@@ -171,6 +189,27 @@ def service_files(
     if service.server:
         texts["bin/lmcache-server"] = _start_script(server_argv(service.server, release), path)
     return ServiceFiles(texts, frozenset(text for text in texts if text.startswith("bin/")))
+
+
+def _container_files(
+    service: ServiceStep, model: str, release: ReleaseLayout, name: str, config: str | None, container: ContainerCommand
+) -> ServiceFiles:
+    variables = service_environment(service, name, config, container.variables)
+    inside = [*variables, *service.secrets, "HOME"]
+    vllm = [container.python, *vllm_argv(service, model, release)[1:]]
+    texts = {
+        "env/service.env": render_env(variables),
+        "bin/vllm": start_script(container, container_name(VLLM_UNIT), inside, vllm),
+    }
+    if service.server:
+        server = ["lmcache", *server_argv(service.server, release)[1:]]
+        texts["bin/lmcache-server"] = start_script(container, container_name(SERVER_UNIT), inside, server)
+    return ServiceFiles(texts, frozenset(text for text in texts if text.startswith("bin/")))
+
+
+def container_name(unit: str) -> str:
+    """Name of the container that a unit runs."""
+    return unit.removesuffix(".service")
 
 
 def _start_script(argv: list[str], path: str) -> str:

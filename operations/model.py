@@ -6,6 +6,7 @@ from facts.releases import Releases
 from lmcache_fleet.judge import TOOLKIT_ENV, model_name
 from lmcache_fleet.playbook.model import ModelStep
 from lmcache_fleet.shell import program_source, script, words
+from operations.container_image import python_in
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import HostFault, Session
@@ -35,7 +36,7 @@ def model(session: Session, plan: HostPlan, step: ModelStep) -> Commands:
         script(
             f"umask 022; rm -rf {words(staging)} && mkdir -p {words(session.layout.model(''))}",
             f"if [ -f {words(toolkit)} ]; then set -a; . {words(toolkit)}; set +a; fi",
-            f"cd / && {words(release.python, '-', *arguments)}",
+            f"cd / && {python_in(plan, session.layout.model(''))} {words('-', *arguments)}",
             f"rm -rf {words(directory)} && mv {words(staging, directory)}",
         ),
         stdin=program_source(program),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from facts.containers import Containers
 from facts.interpreters import Interpreters, PipWheelFolders
 from facts.releases import Releases
 from facts.runtimes import Runtimes
@@ -15,12 +16,14 @@ from facts.units import Account, SecretFile, Units
 from facts.vendors import observe_accelerator, vendor_parts
 from lmcache_fleet import kv_store
 from lmcache_fleet.changes import Change
+from lmcache_fleet.containers import ContainerFault, ContainerHost, WantedImage, wanted_image
 from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.envfile import render_env
-from lmcache_fleet.judge import Wanted, changes_of, damage, evidence_change, owned_packages
+from lmcache_fleet.judge import Wanted, changes_of, container_of, damage, evidence_change, owned_packages
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import ARCHITECTURES, resolve
 from lmcache_fleet.playbook.model import (
+    ContainerImageStep,
     KvStoreStep,
     PackagesStep,
     Playbook,
@@ -34,6 +37,7 @@ from lmcache_fleet.playbook.model import (
 )
 from lmcache_fleet.playbook.source import Document
 from lmcache_fleet.playbook.template import names_used
+from lmcache_fleet.registry import RegistryError, image_name, pinned_digest
 from lmcache_fleet.release import HostKey, HostReleases, ReleaseState, Target, choose_target, release_spec
 from lmcache_fleet.requirement_files import RequirementsFileError, expanded
 from lmcache_fleet.requirements import Observed
@@ -183,6 +187,31 @@ class HostPlan:
         """
         return {step.name: source_tree(step) for step in self.playbook.of_kind(SourceStep)}
 
+    @property
+    def image_host(self) -> ContainerHost:
+        """What of the host decides how containers run there."""
+        parts = _containers_of(self.playbook)
+        return self.session.read(Containers, **parts) if parts else ContainerHost()
+
+    @property
+    def engine(self) -> str | None:
+        """What runs the service's containers; None when it runs in the release's venv."""
+        contained = any(step.container for step in self.playbook.of_kind(ServiceStep))
+        return self.playbook.of_kind(ContainerImageStep)[0].engine if contained else None
+
+    def images(self) -> dict[str, WantedImage]:
+        """container_image step's name → the image that it stands for.
+
+        Raises:
+            HostFault: a tag's digest can't be had.
+        """
+        trees = self.trees()
+        found = {}
+        for step in self.playbook.of_kind(ContainerImageStep):
+            source = trees[step.build.source].identity if step.build else None
+            found[step.name] = wanted_image(step, _digest_of(step), source, self.system.arch or "")
+        return found
+
     def _make(self) -> tuple[int, Wanted, Target]:
         releases = self.releases
         if self._made is not None and self._made[0] == self.session.generation:
@@ -205,7 +234,16 @@ class HostPlan:
             toolkit_env=self._toolkit_env(),
             sources={name: tree.identity for name, tree in self.trees().items()},
             driver=str(observed.driver) if observed.driver else None,
+            images=self.images(),
+            container_host=self.image_host,
+            vendor=self.vendor,
         )
+        try:
+            # A device that the host lacks is said before anything is touched.
+            for service in self.playbook.of_kind(ServiceStep):
+                container_of(service, wanted, "")
+        except ContainerFault as fault:
+            raise HostFault(fault.cause, fault.remedy) from fault
         offline = [step for step in self.playbook.of_kind(VerifyStep) if step.stage == "offline"]
 
         def wrong(state: ReleaseState) -> list[str]:
@@ -247,6 +285,8 @@ def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
     ]
     if (runtimes := _runtimes_of(playbook)) is not None:
         parts.append((Runtimes, runtimes))
+    containers = _containers_of(playbook)
+    parts += [(Containers, containers)] if containers else []
     for step in playbook.steps:
         if not step.when:
             continue
@@ -267,6 +307,34 @@ def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
         elif isinstance(step, PackagesStep) and step.machine_wheels:
             parts.append((PipWheelFolders, {}))
     return parts
+
+
+def _containers_of(playbook: Playbook) -> dict[str, Any] | None:
+    images = playbook.of_kind(ContainerImageStep)
+    if not images:
+        return None
+    named = [path for step in playbook.of_kind(ServiceStep) if step.container for path in step.container.devices]
+    return {"engine": images[0].engine, "devices": tuple(named)}
+
+
+_digests: dict[tuple[str, bool], str | HostFault] = {}
+
+
+def _digest_of(step: ContainerImageStep) -> str | None:
+    """The digest of a step's image, asked for once a process whatever the number of hosts."""
+    if step.image is None:
+        return None
+    key = (step.image, step.follow_tag)
+    if key not in _digests:
+        try:
+            name = image_name(step.image)
+            _digests[key] = pinned_digest(name, follow=step.follow_tag, tls_verify=step.tls_verify)
+        except RegistryError as error:
+            _digests[key] = HostFault(error.cause, error.remedy)
+    found = _digests[key]
+    if isinstance(found, HostFault):
+        raise HostFault(found.cause, found.remedy)
+    return found
 
 
 def _vendor(playbook: Playbook) -> str:

@@ -14,6 +14,7 @@ from lmcache_fleet.inventory import HostSettings, data_layers, host_settings
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import read_playbook
 from lmcache_fleet.playbook.model import (
+    ContainerImageStep,
     KvStoreStep,
     LmcacheConfigStep,
     ModelStep,
@@ -31,6 +32,7 @@ from lmcache_fleet.playbook.model import (
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.requirements import is_experimental, shortfalls
+from operations.container_image import container_image
 from operations.converged import Call, converged, unfinished
 from operations.kv_store import kv_store
 from operations.lmcache_config import lmcache_config
@@ -52,6 +54,7 @@ _STEPS: dict[type[StepBase], Callable[..., Any]] = {
     PackagesStep: packages,
     SourceStep: source,
     NativeBuildStep: native_build,
+    ContainerImageStep: container_image,
     ModelStep: model,
     LmcacheConfigStep: lmcache_config,
 }

@@ -68,7 +68,7 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
     """
     groups = session.read(Account, user=step.user, groups=tuple(step.groups)).present_groups
     units = session.read(Units, names=unit_names(step))
-    wanted = render_units(step, session.layout, groups)
+    wanted = render_units(step, session.layout, groups, plan.engine)
     target, host = plan.target, plan.releases
     digest = None
     if step.secrets:

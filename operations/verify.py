@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from facts.releases import Releases
+from lmcache_fleet.containers import WORK, ContainerCommand
 from lmcache_fleet.envfile import parse_env
 from lmcache_fleet.evidence import PROGRAM_FILES
-from lmcache_fleet.judge import damage, evidence_change, evidence_subject
+from lmcache_fleet.judge import container_of, damage, evidence_change, evidence_subject
 from lmcache_fleet.playbook.model import LmcacheConfigStep, ServiceStep, VerifyStep
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.shell import program_source, words
@@ -44,6 +45,7 @@ def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[s
         raise HostFault("the verify step needs a service step, which names model and connector")
     config = _settings(plan, step, service)
     root = plan.system.uid == 0
+    container = container_of(service, wanted, target.name)
     return {
         "release": session.layout.release(target.name).root,
         "stage": step.stage,
@@ -53,11 +55,23 @@ def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[s
         "env": {
             **parse_env(wanted.toolkit_env or ""),
             **service_environment(service, target.name, wanted.config_path(target.name)),
+            **(container.variables if container else {}),
         },
+        # Off line the proof runs where the service will: in a container of its image, with its devices and mounts.
+        "container": _one_off(container) if container and step.stage == "offline" else None,
         # On line it restarts the service, which only root can; off line it is whoever the service will be.
         "user": service.user if service.when and root and step.stage == "offline" else None,
         "subject": evidence_subject(step, wanted, target.name),
         "seal": step.stage == "offline",
+    }
+
+
+def _one_off(container: ContainerCommand) -> dict[str, Any]:
+    return {
+        "engine": container.engine,
+        "arguments": [*container.arguments, "--volume", f"{WORK}:{WORK}"],
+        "image": container.image,
+        "python": container.python,
     }
 
 
@@ -141,7 +155,8 @@ def verify(session: Session, plan: HostPlan, step: VerifyStep) -> Commands:
             )
     request = verify_request(session, plan, step)
 
-    python = session.layout.release(target.name).python
+    # In a container playbook the host's own interpreter starts the one-off container.
+    python = "python3" if plan.engine else session.layout.release(target.name).python
     yield session.remote(
         words(python, "-c", program_source("run_verify.py")),
         stdin=json.dumps(request),

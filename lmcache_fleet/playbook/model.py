@@ -15,6 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 API_VERSION = "lmcache-fleet/v1"
 
+_IMAGE = r"^[a-z0-9][a-z0-9.:/_-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?$"
+
 
 class StrictModel(BaseModel):
     """Unknown keys are errors, types are not coerced, values don't change."""
@@ -420,6 +422,23 @@ class Connector(StrictModel):
     extra: dict[str, Any] = {}
 
 
+class ContainerRun(StrictModel):
+    """The service's processes run in containers of an image, as the service's user and without capabilities.
+
+    Devices, groups, security options and driver mounts follow from the playbook's accelerator and the host's facts.
+    """
+
+    image: PlainName = Field(description="name of the container_image step")
+    shm_size: str = Field(default="16g", pattern=r"^[0-9]+[bkmg]?$", description="size of /dev/shm; unused in MP mode")
+    devices: list[AbsolutePath] = Field(default=[], description="further devices, each of which the host must have")
+    mounts: list[Annotated[str, Field(pattern=r"^/[^:\s]+:/[^:\s]+(:ro)?$")]] = Field(
+        default=[], description="further mounts, as /there:/inside or /there:/inside:ro"
+    )
+    memlock: Literal["host", "unlimited"] = Field(
+        default="unlimited", description="`host` hands on the engine's own limit, where it may not raise one"
+    )
+
+
 class MpServer(StrictModel):
     """The LMCache server of MP mode."""
 
@@ -458,8 +477,66 @@ class ServiceStep(StepBase):
     user: PlainName = "lmcache"
     groups: list[PlainName] = Field(default=[], description="supplementary groups, those that exist")
     devices: list[Argument] = Field(default=[], description="device patterns the sandbox allows; empty allows all")
+    container: ContainerRun | None = Field(default=None, description="run in an image instead of the release's venv")
     memlock: PlainName = "infinity"
     start_timeout: int = Field(default=1200, ge=1)
+
+
+class ImageBuild(StrictModel):
+    """An image made on the host from a Dockerfile of a source tree."""
+
+    source: PlainName = Field(description="name of the source step; its tree is the build's context")
+    dockerfile: Annotated[Argument, AfterValidator(_check_inside)] = "Dockerfile"
+    target: PlainName | None = None
+    args: Environment = {}
+
+
+class ContainerImageStep(StepBase):
+    """A container image: pulled by digest, built from a source tree's Dockerfile, or a base with wheels put on it."""
+
+    kind: Literal["container_image"] = "container_image"
+    name: PlainName
+    engine: Literal["podman", "docker"] = "podman"
+    image: Annotated[Argument, Field(pattern=_IMAGE)] | None = Field(
+        default=None, description="registry/name[:tag][@sha256:…]; a tag is resolved once and its digest recorded"
+    )
+    follow_tag: bool = Field(default=False, description="ask for the tag's digest at every run: for nightly images")
+    tls_verify: bool = Field(default=True, description="false for a registry without TLS or with any certificate")
+    build: ImageBuild | None = None
+    install: list[PackagesStep] = Field(default=[], description="pip calls on top of the image, in order")
+    python: Argument = Field(default="python3", description="the image's interpreter")
+    expect: list[Pin] = Field(default=[], description="distributions that the image must hold in exactly this version")
+    attributes: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)+$")], EnvValue] = Field(
+        default={}, description="Python attribute → shell pattern that its value in the image must match"
+    )
+    imports: list[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")]] = Field(
+        default=[], description="modules that must load inside, on the host's devices"
+    )
+    push: Annotated[Argument, Field(pattern=_IMAGE)] | None = Field(
+        default=None, description="registry/name that a made image is pushed to, and taken from by other hosts"
+    )
+    timeout: int = Field(default=7200, ge=1)
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ContainerImageStep:
+        if (self.image is None) == (self.build is None):
+            raise ValueError("give exactly one of image and build")
+        if self.push and not self.made:
+            raise ValueError("push is for images that are made here: with build or install")
+        if self.push and ("@" in self.push or ":" in self.push.rsplit("/", 1)[-1]):
+            raise ValueError("push is registry/name without tag: the tag is the spec's digest")
+        for call in self.install:
+            refused = {"owns": call.owns, "wheel_tag": call.wheel_tag, "machine_wheels": call.machine_wheels}
+            refused |= {"overrides": call.overrides, "index_strategy": call.index_strategy}
+            wrong = [name for name, value in refused.items() if value]
+            if wrong:
+                raise ValueError(f"inside an image pip installs, and there is no {', '.join(wrong)}")
+        return self
+
+    @property
+    def made(self) -> bool:
+        """Whether the image is made on the host rather than pulled as it is."""
+        return self.build is not None or bool(self.install)
 
 
 class VerifyStep(StepBase):
@@ -481,6 +558,7 @@ AnyStep = (
     | NativeBuildStep
     | ModelStep
     | LmcacheConfigStep
+    | ContainerImageStep
     | ServiceStep
     | VerifyStep
     | KvStoreStep
@@ -495,6 +573,7 @@ STEP_KINDS: dict[str, type[StepBase]] = {
     "native_build": NativeBuildStep,
     "model": ModelStep,
     "lmcache_config": LmcacheConfigStep,
+    "container_image": ContainerImageStep,
     "service": ServiceStep,
     "verify": VerifyStep,
     "kv_store": KvStoreStep,
@@ -531,6 +610,7 @@ class Playbook(StrictModel):
         _expect_named(self.steps, NativeBuildStep, "source", SourceStep)
         _expect_named(self.steps, ServiceStep, "model", ModelStep)
         _expect_sources_of_files(self.steps)
+        _expect_images(self.steps)
         for kind in (VenvStep, ServiceStep):
             if len(self.of_kind(kind)) > 1:
                 raise ValueError(f"at most one {kind.__name__.removesuffix('Step').lower()} step")
@@ -564,3 +644,20 @@ def _expect_sources_of_files(steps: Iterable[Any]) -> None:
                 raise ValueError(
                     f"the packages step {step.name} names the source '{wanted}', which no source step above makes"
                 )
+
+
+def _expect_images(steps: Iterable[StepBase]) -> None:
+    images: set[str] = set()
+    sources: set[str] = set()
+    for step in steps:
+        if not step.when:
+            continue
+        if isinstance(step, SourceStep):
+            sources.add(step.name)
+        elif isinstance(step, ContainerImageStep):
+            images.add(step.name)
+            if step.build and step.build.source not in sources:
+                raise ValueError(f"the image names the source '{step.build.source}', which no source step above makes")
+        elif isinstance(step, ServiceStep) and step.container and step.container.image not in images:
+            wanted = step.container.image
+            raise ValueError(f"the service names the image '{wanted}', which no container_image step above makes")

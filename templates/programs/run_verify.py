@@ -43,6 +43,28 @@ def keep_logs(work, folder):
                 shutil.copyfile(os.path.join(top, name), os.path.join(folder, name))
 
 
+CONTAINER = "lmcache-fleet-verify"
+
+
+def remove(engine):
+    """Take a container away that an earlier run, killed, may have left."""
+    subprocess.run(
+        [engine, "rm", "--force", CONTAINER], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
+
+
+def contained(container, arguments, variables, user, work):
+    """The command of a one-off container with the service's own arguments; values of variables are in its environment."""
+    entry = pwd.getpwnam(user) if user else pwd.getpwuid(os.geteuid())
+    remove(container["engine"])
+    filled = {"@USER@": "%d:%d" % (entry.pw_uid, entry.pw_gid), "@WORK@:@WORK@": "%s:%s" % (work, work)}
+    command = [container["engine"], "run", "--name", CONTAINER]
+    command += [filled.get(word, word) for word in container["arguments"]]
+    for name in sorted([*variables, "HOME", "TMPDIR", "LANG"]):
+        command += ["--env", name]
+    return [*command, "--workdir", work, "--entrypoint", container["python"], container["image"], *arguments]
+
+
 def run(request, release, user, work):
     """Do it in a directory of its own, which is also the working directory that vendors' compilers write to."""
     env = {"LANG": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -75,9 +97,19 @@ def run(request, release, user, work):
             os.setuid(entry.pw_uid)
 
     program = os.path.join(work, "verify.py")
-    command = [os.path.join(release, "venv/bin/python"), program, "--config", config, "--out", out]
+    python = os.path.join(release, "venv/bin/python")
+    if not os.path.exists(python):
+        # The service runs in an image: on line it is asked from outside, with the host's own interpreter.
+        python = sys.executable
+    command = [python, program, "--config", config, "--out", out]
+    if request.get("container"):
+        command = contained(request["container"], command[1:], request["env"], user, work)
+        # The engine is root's; who runs inside is among its arguments.
+        demote = None
     # stderr is progress; stdout stays ours.
     done = subprocess.run(command, cwd=work, env=env, stdout=sys.stderr, preexec_fn=demote, check=False)
+    if request.get("container"):
+        remove(request["container"]["engine"])
     folder = os.path.join(release, "evidence")
     keep_logs(work, os.path.join(folder, request["stage"] + "-logs"))
     try:

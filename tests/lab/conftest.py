@@ -84,7 +84,7 @@ def use(running: Lab) -> Iterator[RunningLab]:
     found = any(host.running for host in running.state.hosts)
     profile = os.environ.get("LMCACHE_FLEET_TEST_PROFILE", "none")
     known = {host.name: host.profile for host in running.state.hosts}
-    wanted = {f"h{number}": profile for number in range(1, 5)}
+    wanted = {f"h{number}": profile for number in range(1, int(os.environ.get("LMCACHE_FLEET_TEST_HOSTS", "4")) + 1)}
     wrong = [name for name, value in wanted.items() if known.get(name, value) != value]
     if wrong:
         running.reimage(wrong, profile=profile, adopt=True)
