@@ -86,6 +86,10 @@ def image_request(session: Session, plan: HostPlan, step: ContainerImageStep) ->
         if step.build:
             tree = plan.trees()[step.build.source]
             build.update(step.build.model_dump(include={"dockerfile", "target", "args"}))
+            if step.build.version:
+                # As in a source distribution; setuptools_scm reads it when there is no repository.
+                info = f"Metadata-Version: 2.1\nName: {step.build.source}\nVersion: {step.build.version}\n"
+                build["files"] = {"PKG-INFO": info}
             build["archive"] = base64.b64encode(tree.archive.read_bytes()).decode()
             build["archive_sha256"] = tree.sha256
         else:

@@ -489,6 +489,9 @@ class ImageBuild(StrictModel):
     dockerfile: Annotated[Argument, AfterValidator(_check_inside)] = "Dockerfile"
     target: PlainName | None = None
     args: Environment = {}
+    version: PlainName | None = Field(
+        default=None, description="version given to setuptools_scm, which finds no git in the packed tree"
+    )
 
 
 class ContainerImageStep(StepBase):

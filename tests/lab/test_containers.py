@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -247,3 +248,96 @@ def test_a_second_run_changes_nothing_and_asks_the_host_once(site: Site, tmp_pat
     assert result.code == 0, result.err
     assert result.changed == set(), result.err
     assert (site.fleet.listing(HOST), site.fleet.main_pid(HOST)) == before
+
+
+def test_drift_of_command_environment_and_image_is_seen_and_mended(site: Site) -> None:
+    serving = site.fleet.serving(HOST)
+    tag = site.record()["reference"]
+    release = f"{PREFIX}/releases/{serving}"
+    site.root(
+        f"sed -i 's/--max-model-len/--max-num-seqs/' {release}/bin/vllm; echo VLLM_X=1 >> {release}/env/service.env"
+    )
+    # Another image under the name of ours: whatever it holds, it is not what the name says.
+    base = site.root("podman images --quiet --filter reference=*/vllm/vllm-openai-rocm | head -1")
+    site.root(f"podman untag {tag} && podman tag {base} {tag}")
+    result = site.run("--dry", "--diff")
+    assert result.code == 0, result.err
+    shown = "\n".join(result.diff[HOST])
+    assert "image vllm-rocm" in shown
+    result = site.run("-y", "--diff")
+    assert result.code == 0, result.err
+    assert site.fleet.serving(HOST) != serving
+    assert "VLLM_X" not in site.root(f"cat {PREFIX}/current/env/service.env")
+    assert site.record()["seen"]["distributions"]["lmcache"] == ["0.5.3+rocm7.2"]
+    inside = site.root("podman exec lmcache-fleet-vllm python3 -c 'import os; print(dict(os.environ))'")
+    assert site.fleet.serving(HOST) in inside
+    result = site.run("-y", "--json")
+    assert result.changed == set(), result.err
+
+
+def test_what_does_not_fit_is_refused_by_name_and_the_service_goes_on(site: Site) -> None:
+    pid = site.fleet.main_pid(HOST)
+    name = site.variables["image"].rsplit(":", 1)[0]
+    # A digest that the registry hasn't, torch of another version, and a page without the wheel: the index has only the
+    # CUDA wheel of that version, which the exact pin doesn't take.
+    for variables, words in (
+        ({"image": f"{name}@sha256:{'b' * 64}"}, "can't be pulled"),
+        ({"torch": "2.12.*"}, "torch.__version__ is 2.11.0, expected 2.12.*"),
+        ({"releases_url": f"{site.pages}/nowhere"}, "lmcache==0.5.3+rocm7.2"),
+    ):
+        result = site.run("-y", **variables)
+        assert result.code != 0
+        assert words in result.err
+    site.root("mv /dev/kfd /dev/kfd.away")
+    try:
+        result = site.run("-y")
+        assert result.code != 0
+        assert "the host has no /dev/kfd" in result.table
+        assert "modprobe amdgpu" in result.table
+    finally:
+        site.root("mv /dev/kfd.away /dev/kfd")
+    assert site.fleet.main_pid(HOST) == pid
+    assert site.fleet.healthy(HOST)
+
+
+DOCKERFILE = """
+ARG BASE
+FROM ${BASE} AS base
+FROM base AS image-build
+ARG VLLM_VERSION
+COPY . /src
+RUN python3 -m pip install --no-index --no-deps /src/wheels/*.whl
+ENV BUILT_FOR=${VLLM_VERSION}
+FROM base AS image-release
+RUN false
+"""
+
+
+def test_an_image_is_made_from_a_source_tree_once(site: Site) -> None:
+    tree = site.work / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    (tree / "docker").mkdir(parents=True)
+    (tree / "docker/Dockerfile").write_text(DOCKERFILE)
+    shutil.copytree(site.work / "pages/v0.5.3-rocm", tree / "wheels")
+    git = ["git", "-C", str(tree), "-c", "user.name=lab", "-c", "user.email=lab@localhost"]
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "x"], ["tag", "v0.5.6"]):
+        subprocess.run([*git, *words], check=True)
+    variables = {name: site.variables[name] for name in ("tls_verify", "memlock", "model_tiny", "model", "disk_gb")}
+    variables |= {"lmcache_repo": str(tree), "vendor": "rocm"}
+    variables["build_args"] = {"BASE": site.variables["image"], "VLLM_VERSION": "nightly"}
+    built = Site(
+        Fleet(site.fleet.lab, site.fleet.artifacts, "deploys/built_image.py"), site.registry, "", site.work, variables
+    )
+    result = built.run("-y")
+    assert result.code == 0, result.err
+    assert "image-release" not in result.err
+    record = built.record("image-built")
+    label = '{{index .Config.Labels "lmcache-fleet.spec"}} {{.Config.Env}}'
+    seen = built.root(f"podman image inspect --format '{label}' {record['id']}")
+    assert seen.split()[0] == record["reference"].rsplit(":", 1)[1]
+    assert "BUILT_FOR=nightly" in seen
+    # Another argument of the service: another release, the same image.
+    result = built.run("-y", max_model_len=2048)
+    assert result.code == 0, result.err
+    assert "STEP" not in result.err
+    assert built.record("image-built")["id"] == record["id"]
