@@ -121,7 +121,9 @@ class WantedImage:
         return next((i for i in tagged if i.labels.get(SPEC_LABEL) == self.spec), None)
 
 
-def wanted_image(step: ContainerImageStep, resolved: str | None, source: str | None, arch: str) -> WantedImage:
+def wanted_image(
+    step: ContainerImageStep, resolved: str | None, source: dict[str, Any] | None, arch: str
+) -> WantedImage:
     """The image that a step stands for.
 
     Args:
