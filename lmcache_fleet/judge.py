@@ -17,6 +17,7 @@ from lmcache_fleet.containers import (
     WantedImage,
     image_record,
     run_arguments,
+    unmet,
     vendor_environment,
     volumes,
 )
@@ -246,6 +247,18 @@ def _native_build(
     return changes
 
 
+def image_shortfalls(step: ContainerImageStep, seen: dict[str, Any]) -> list[str]:
+    """What an image that was probed lacks of a step, as short texts.
+
+    Args:
+        step: the step.
+        seen: the probe's answer.
+    """
+    inside = ReleaseState("image", distributions=seen["distributions"], python=seen["python"])
+    lacking = [str(change) for call in step.install for change in package_changes(call, inside)]
+    return unmet(step, seen) + lacking
+
+
 def _container_image(
     step: ContainerImageStep, wanted: Wanted, host: HostReleases, state: ReleaseState, before: ReleaseState | None
 ) -> list[Change]:
@@ -258,7 +271,8 @@ def _container_image(
         how = f"made from {want.base or 'its source tree'}" if want.spec else "pulled by digest"
         return [Change(what, earlier.get("reference"), want.reference, why=how)]
     if record.get("reference") == want.reference and record.get("id") == found.id:
-        return []
+        # An image that was refused stays refused: its record is there all the same.
+        return [Change(what, "not what it must hold", lack) for lack in image_shortfalls(step, record["seen"])]
     if not record and earlier.get("id") == found.id:
         return [Change(what, want.reference, want.reference, kept=True)]
     if record and record.get("reference") != want.reference:

@@ -17,12 +17,10 @@ from lmcache_fleet.containers import (
     expectations,
     image_record,
     need_engine,
-    unmet,
 )
 from lmcache_fleet.dockerfile import render_dockerfile
-from lmcache_fleet.installer import package_changes
+from lmcache_fleet.judge import image_shortfalls
 from lmcache_fleet.playbook.model import ContainerImageStep, ServiceStep
-from lmcache_fleet.release import ReleaseState
 from lmcache_fleet.shell import program_source, words
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
@@ -48,11 +46,7 @@ def container_image(session: Session, plan: HostPlan, step: ContainerImageStep) 
         lines = [line for line in output.stdout_lines if line.startswith("image ")]
         if lines:
             seen.update(json.loads(lines[-1].partition(" ")[2])["seen"])
-        wrong = unmet(step, seen) + [
-            str(change)
-            for call in step.install
-            for change in package_changes(call, ReleaseState("image", None, distributions=seen["distributions"]))
-        ]
+        wrong = image_shortfalls(step, seen)
         if wrong:
             raise HostFault(
                 f"the image {step.name} doesn't hold what it must: {'; '.join(wrong)}",

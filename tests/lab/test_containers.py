@@ -244,9 +244,12 @@ def test_a_second_run_changes_nothing_and_asks_the_host_once(site: Site, tmp_pat
     result = site.run("--dry", "--json")
     assert result.code == 0, result.err
     assert result.planned == set()
-    result = site.run("-y", "--json", "--diff")
+    counts = tmp_path / "counts.json"
+    env = {"COUNTS": str(counts)}
+    result = site.fleet.run("--limit", HOST, "-y", "--json", "--diff", limit=600, env=env, **site.variables)
     assert result.code == 0, result.err
     assert result.changed == set(), result.err
+    assert list(json.loads(counts.read_text()).values()) == [1]
     assert (site.fleet.listing(HOST), site.fleet.main_pid(HOST)) == before
 
 
@@ -288,6 +291,10 @@ def test_what_does_not_fit_is_refused_by_name_and_the_service_goes_on(site: Site
         result = site.run("-y", **variables)
         assert result.code != 0
         assert words in result.err
+    # Refused once is refused again: the image is there by now, and still isn't what it must be.
+    result = site.run("-y", torch="2.12.*")
+    assert result.code != 0
+    assert "torch.__version__ is 2.11.0, expected 2.12.*" in result.err
     site.root("mv /dev/kfd /dev/kfd.away")
     try:
         result = site.run("-y")

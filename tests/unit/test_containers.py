@@ -24,15 +24,19 @@ from lmcache_fleet.containers import (
     wanted_image,
 )
 from lmcache_fleet.dockerfile import render_dockerfile
+from lmcache_fleet.judge import Wanted, changes_of, image_shortfalls
+from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.model import (
     Connector,
     ContainerImageStep,
     ContainerRun,
     MpServer,
     PackagesStep,
+    Playbook,
     ServiceStep,
 )
 from lmcache_fleet.registry import RegistryError, image_name, pinned_digest
+from lmcache_fleet.release import HostKey, HostReleases, ReleaseState
 
 DIGEST = f"sha256:{'a' * 64}"
 OTHER = f"sha256:{'b' * 64}"
@@ -258,3 +262,39 @@ def test_the_facts_command_runs_on_a_machine_without_an_engine() -> None:
     seen = Containers().process(done.stdout.splitlines())
     assert seen.version is None
     assert "/dev/null" in seen.devices
+
+
+def test_an_image_that_was_refused_stays_refused() -> None:
+    wanted = step(install=[WHEEL], attributes={"torch.__version__": "2.11.*"})
+    seen: dict[str, Any] = {
+        "python": "3.12.3",
+        "distributions": {"lmcache": ["0.5.3+rocm7.2"]},
+        "attributes": {"torch.__version__": "2.11.0"},
+        "imports": {},
+    }
+    assert image_shortfalls(wanted, seen) == []
+    cuda = {**seen, "distributions": {"lmcache": ["0.5.3"]}}
+    assert "0.5.3+rocm7.2" in image_shortfalls(wanted, cuda)[0]
+    playbook = Playbook(apiVersion="lmcache-fleet/v1", name="p", steps=[wanted.model_dump()])
+    image = wanted_image(wanted, DIGEST, None, "x86_64")
+    there = Image("1", tags=(image.reference,), labels={"lmcache-fleet.spec": str(image.spec)})
+    host = Wanted(
+        playbook=playbook,
+        layout=Layout("/opt/x"),
+        key=HostKey("x86_64", "debian", "12", "2.36"),
+        toolkit_env=None,
+        sources={},
+        driver=None,
+        images={"x": image},
+        container_host=ContainerHost(images=(there,)),
+    )
+
+    def lacking(seen: dict[str, Any], identity: str = "1") -> list[str]:
+        records = {"image-x": {"reference": image.reference, "id": identity, "seen": seen}}
+        changes = changes_of(wanted, host, HostReleases(), ReleaseState("r", records=records))
+        return [str(change) for change in changes]
+
+    assert lacking(seen) == []
+    assert lacking(cuda)
+    assert lacking({**seen, "attributes": {"torch.__version__": "2.12.0"}})
+    assert lacking(seen, "2")
