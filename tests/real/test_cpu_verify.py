@@ -241,6 +241,7 @@ def test_service_with_prompts_below_a_chunk_proves_nothing(tmp_path: Path, servi
     assert "prompt-below-chunk" in errors(evidence)
 
 
+@pytest.mark.timeout(900)
 def test_what_one_service_stored_another_one_finds_in_the_tier_that_they_share(
     tmp_path: Path, service: dict[str, Any], model: Path, tier: Path
 ) -> None:
