@@ -92,6 +92,7 @@ def prepare(state_dir: Path, say: Say = _quiet) -> Path:
     files.mkdir(parents=True)
     say("lab index: making stand-in packages and repositories")
     indexes = catalog.build(files)
+    indexes[catalog.MAIN].append(catalog.source(files))
     for pure in built.values():
         indexes[catalog.MAIN] += catalog.cuda_trap(files, pure, platform.machine())
     for path in real:

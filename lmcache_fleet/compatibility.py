@@ -141,7 +141,7 @@ def _fires(rule: Rule, playbook: Playbook) -> bool:
     if rule.ref:
         conditions.append(any(fnmatch.fnmatchcase(source.ref, rule.ref) for source in sources))
     if rule.unless_patch:
-        patched = [patch.path for source in sources for patch in source.patches]
+        patched = [patch.path for source in sources for patch in source.patches if patch.when]
         conditions.append(rule.unless_patch not in patched)
     if rule.module_path:
         conditions.append(any(service.connector.module_path for service in services))

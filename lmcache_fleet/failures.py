@@ -79,8 +79,12 @@ def failure_table(failures: Sequence[Failure]) -> str:
     table = Table(title=f"{len(failures)} failed", title_justify="left")
     for column in ("host", "step", "cause", "remedy"):
         table.add_column(column, overflow="fold")
+    # What stopped several hosts alike, such as an index that is down, is one row.
+    hosts: dict[tuple[str, str, str], list[str]] = {}
     for failure in sorted(failures, key=lambda item: item.host):
-        cells = (failure.host, failure.step, failure.cause, failure.remedy or "see the output above")
+        hosts.setdefault((failure.step, failure.cause, failure.remedy), []).append(failure.host)
+    for (step, cause, remedy), names in hosts.items():
+        cells = (", ".join(names), step, cause, remedy or "see the output above")
         # Text, not markup: outputs are full of brackets.
         table.add_row(*(Text(cell) for cell in cells))
     console = Console(file=io.StringIO(), width=140)

@@ -17,7 +17,8 @@ class PatchResult:
 
     Args:
         path: file in the tree.
-        state: `applied`, `present` (already there), `not-needed` (another ref) or `refused` (the anchor is gone).
+        state: `applied`, `present` (already there), `not-needed` (another ref, or left out) or `refused` (the anchor is
+            gone).
         text: the file's text after it.
         diff: lines of a unified diff; empty unless applied.
         nearest: for a refusal, the lines of the file that look most like the anchor.
@@ -30,6 +31,16 @@ class PatchResult:
     nearest: tuple[str, ...] = ()
 
 
+def is_needed(patch: Patch, ref: str) -> bool:
+    """Whether a tree at a ref is to have a patch at all.
+
+    Args:
+        patch: the patch.
+        ref: git ref of the tree, matched against `patch.refs`.
+    """
+    return patch.when and (not patch.refs or any(fnmatch.fnmatchcase(ref, pattern) for pattern in patch.refs))
+
+
 def apply_patch(patch: Patch, text: str, ref: str) -> PatchResult:
     """Apply one patch to a file's text.
 
@@ -38,7 +49,7 @@ def apply_patch(patch: Patch, text: str, ref: str) -> PatchResult:
         text: content of `patch.path`.
         ref: git ref of the tree, matched against `patch.refs`.
     """
-    if patch.refs and not any(fnmatch.fnmatchcase(ref, pattern) for pattern in patch.refs):
+    if not is_needed(patch, ref):
         return PatchResult(patch.path, "not-needed", text)
     plain = text.replace("\r\n", "\n")
     if any(re.search(pattern, plain, re.MULTILINE) for pattern in patch.present):

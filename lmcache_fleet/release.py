@@ -151,7 +151,8 @@ def release_spec(playbook: Playbook, key: HostKey) -> dict[str, Any]:
     aside = {"when", "uv"}
     steps = [
         step.model_dump(
-            mode="json", exclude=aside | {"index_url", "trusted_hosts"} if isinstance(step, VenvStep) else aside
+            mode="json",
+            exclude=aside | {"index_url", "trusted_hosts", "resolve_first"} if isinstance(step, VenvStep) else aside,
         )
         for step in release_steps(playbook)
     ]

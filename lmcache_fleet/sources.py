@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcache_fleet.digest import digest
-from lmcache_fleet.patches import PatchResult, apply_patch
+from lmcache_fleet.patches import PatchResult, apply_patch, is_needed
 from lmcache_fleet.playbook.model import SourceStep
 from lmcache_fleet.store import file_sha256, staged, store_root
 
@@ -170,6 +170,9 @@ def _patch(step: SourceStep, tree: Path) -> list[PatchResult]:
     results = []
     texts: dict[str, str] = {}
     for patch in step.patches:
+        if not is_needed(patch, step.ref):
+            results.append(PatchResult(patch.path, "not-needed", ""))
+            continue
         path = tree / patch.path
         if not path.resolve().is_relative_to(tree.resolve()):
             raise SourceError(

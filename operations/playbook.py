@@ -42,6 +42,7 @@ from operations.packages import packages
 from operations.plan import HostPlan
 from operations.release import release, retention, switch
 from operations.report import host_report
+from operations.resolution import require_resolvable
 from operations.service import account, secrets, service, service_files
 from operations.session import HostFault, Session, session_for
 from operations.system_packages import system_packages
@@ -95,6 +96,7 @@ def apply_playbook(path: str) -> None:
             raise HostFault(cause, "; ".join(dict.fromkeys(item.remedy for item in bad)))
         # Worked out once here, so that what can't be had (a source, an environment) is said before anything is touched.
         _ = plan.target
+        require_resolvable(plan)
         if session.recorder:
             session.recorder.reports[this.name] = host_report(session, plan)
     except HostFault as fault:

@@ -6,7 +6,10 @@ need is left out. Deviations that matter are in docs/lab_standins.md.
 
 from __future__ import annotations
 
+import gzip
+import io
 import platform
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,8 +115,10 @@ def distributions(arch: str) -> list[Dist]:
             native=True, entry_points=_PLUGINS, requires_python=">=3.10,<3.13",
         ),
         # the real 0.5.6 needs the real torch for its server and its connector, and there is no patch to replace them
+        # and its wheels, unlike those of 0.4, are there for both architectures: CUDA builds, tagged as such
         Dist(
-            "lmcache", "0.5.6", "lmcache_mp", entry_points="[console_scripts]\nlmcache = lmcache.cli.main:main\n"
+            "lmcache", "0.5.6", "lmcache_mp", native=True,
+            entry_points="[console_scripts]\nlmcache = lmcache.cli.main:main\n",
         ),
         Dist("lab-extra", "1.0", "lab_extra"),
         Dist("lab-extra", "1.1", "lab_extra"),
@@ -156,6 +161,31 @@ def build(out: Path, arch: str | None = None) -> dict[str, list[Path]]:
         for index in dist.indexes:
             found[index].append(wheel)
     return found
+
+
+def source(out: Path, name: str = "lmcache", version: str = "0.5.6") -> Path:
+    """Writes the source distribution of lmcache's stand-in, byte for byte the same each time."""
+    base = f"{name}-{version}"
+    files = {
+        **_files(next(dist for dist in distributions("any") if dist.name == name), "any"),
+        **{
+            path.name: path.read_bytes()
+            for path in sorted((SOURCES.parent / "lmcache_source").iterdir())
+            if path.is_file()
+        },
+    }
+    metadata = f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\nRequires-Python: >=3.10\n"
+    target = out / f"{base}.tar.gz"
+    with (
+        target.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path, data in sorted({**files, "PKG-INFO": metadata.encode()}.items()):
+            info = tarfile.TarInfo(f"{base}/{path}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return target
 
 
 def cuda_trap(out: Path, pure: Path, arch: str) -> list[Path]:

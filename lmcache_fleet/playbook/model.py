@@ -244,6 +244,11 @@ class VenvStep(StepBase):
     index_url: Argument | None = Field(default=None, description="where uv itself is fetched from")
     trusted_hosts: list[Argument] = Field(default=[], description="hosts to which plain http is good enough")
     system_site_packages: bool = False
+    resolve_first: bool = Field(
+        default=True,
+        description="resolve all pins on the control machine before a host is changed; false where only hosts reach "
+        "the indexes",
+    )
 
 
 class RequirementsFiles(StrictModel):
@@ -331,6 +336,7 @@ class Patch(StrictModel):
     replace: str
     present: list[Regex] = Field(default=[], description="any match means that the file already has the change")
     refs: list[str] = Field(default=[], description="shell patterns of the refs that need it; empty means all")
+    when: bool = Field(default=True, description="false leaves the patch out; usually a template over vars")
     why: str = ""
 
 

@@ -184,6 +184,14 @@ def test_a_patch_of_a_link_that_leads_out_of_the_tree_is_refused(make: Make, rep
     assert outside.read_text() == "old\n"
 
 
+def test_a_patch_that_the_ref_needs_not_needs_no_file_either(make: Make) -> None:
+    gone = {"path": "gone.txt", "find": "a", "replace": "b"}
+    tree = make(patches=[{**gone, "refs": ["v9"]}, {**gone, "when": False}])
+    assert [patch.state for patch in tree.patches] == ["not-needed", "not-needed"]
+    with pytest.raises(SourceError, match="no such file"):
+        make(patches=[gone])
+
+
 def test_a_patch_of_what_is_no_text_is_refused(make: Make, repo: Path) -> None:
     (repo / "b.txt").write_bytes(b"\xff\xfe\x00")
     commit(repo)
