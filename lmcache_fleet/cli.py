@@ -15,8 +15,10 @@ from lmcache_fleet.cli_adopt import adopt
 from lmcache_fleet.cli_drain import drain, undrain
 from lmcache_fleet.cli_fleet import plan, status
 from lmcache_fleet.cli_lab import lab
+from lmcache_fleet.cli_lock import lock
 from lmcache_fleet.cli_preflight import explain, preflight
 from lmcache_fleet.cli_rollout import rollback, rollout
+from lmcache_fleet.cli_settings import setting
 from lmcache_fleet.problems import InputError
 
 
@@ -30,6 +32,7 @@ def main() -> None:
 
 
 main.add_command(lab)
+main.add_command(lock)
 main.add_command(drain)
 main.add_command(undrain)
 main.add_command(plan)
@@ -50,7 +53,7 @@ def check(playbooks: tuple[Path, ...], settings: tuple[str, ...], as_json: bool)
     from lmcache_fleet.compatibility import findings, notes
     from lmcache_fleet.playbook.load import check_document, read_playbook
 
-    given = dict(_setting(item) for item in settings)
+    given = dict(setting(item) for item in settings)
     problems: list[str] = []
     worth_knowing: list[str] = []
     for path in playbooks:
@@ -73,16 +76,6 @@ def check(playbooks: tuple[Path, ...], settings: tuple[str, ...], as_json: bool)
     if as_json:
         click.echo(json.dumps({"ok": not problems, "problems": problems, "notes": worth_knowing}, indent=1))
     sys.exit(1 if problems else 0)
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise click.BadParameter(f"expected NAME=VALUE, got '{text}'")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 @main.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from lmcache_fleet.playbook.model import (
     LmcacheConfigStep,
@@ -21,6 +22,7 @@ from lmcache_fleet.playbook.model import (
     ServiceStep,
     SourceStep,
     StrictModel,
+    VerifyStep,
     VersionCondition,
     parsed_requirement,
 )
@@ -44,12 +46,17 @@ class Rule(StrictModel):
     id: str
     kind: Literal["abi", "connector-loading", "feature"]
     pins: Annotated[dict[str, VersionCondition], AfterValidator(_canonical)] = {}
-    same_version: list[str] = []
-    connector: str | None = None
-    ref: str | None = None
-    unless_patch: str | None = None
-    module_path: bool | None = None
-    without_server: bool = False
+    same_version: list[str] = Field(default=[], description="distributions, all pinned, and not to one version")
+    out_of_order: list[str] = Field(default=[], description="two distributions that no two steps pin in this order")
+    binary_of: str | None = Field(default=None, description="a distribution pinned by a step that may take a wheel")
+    unowned: str | None = Field(default=None, description="an import package that no packages step claims by `owns`")
+    vendor: str | None = Field(default=None, description="accelerator that the playbook requires")
+    connector: str | None = Field(default=None, description="shell pattern of the connector's name")
+    module_path: bool | str | None = Field(default=None, description="whether there is one, or its shell pattern")
+    server: bool | None = Field(default=None, description="whether the service has an LMCache server beside it")
+    verify_mode: str | None = Field(default=None, description="mode of a verify step")
+    ref: str | None = Field(default=None, description="shell pattern of a source step's ref")
+    unless_patch: str | None = Field(default=None, description="file that no patch of a source step changes")
     without_module_path: bool = False
     playbook: PlaybookCondition = PlaybookCondition()
     host: HostCondition | None = None
@@ -110,7 +117,7 @@ def findings(playbook: Playbook, host: Observed | None = None) -> list[Finding]:
         playbook: rendered.
         host: a host that was observed; without one, rules that speak of hosts stay silent.
     """
-    return _fired(playbook, host, note=False) + _unknown_keys(playbook)
+    return _fired(playbook, host, note=False) + _other_settings(playbook) + _unknown_keys(playbook)
 
 
 def notes(playbook: Playbook) -> list[Finding]:
@@ -127,31 +134,77 @@ def _fired(playbook: Playbook, host: Observed | None, note: bool) -> list[Findin
 
 
 def _fires(rule: Rule, playbook: Playbook) -> bool:
-    versions = pinned_versions(playbook)
-    services = playbook.of_kind(ServiceStep)
-    sources = playbook.of_kind(SourceStep)
-    conditions: list[bool] = []
-    for name, condition in rule.pins.items():
-        conditions.append(name in versions and SpecifierSet(condition).contains(versions[name], prereleases=True))
-    if rule.same_version:
-        seen = [versions[name] for name in rule.same_version if name in versions]
-        conditions.append(len(seen) == len(rule.same_version) and len({version.public for version in seen}) > 1)
-    if rule.connector:
-        conditions.append(any(service.connector.name == rule.connector for service in services))
-    if rule.ref:
-        conditions.append(any(fnmatch.fnmatchcase(source.ref, rule.ref) for source in sources))
-    if rule.unless_patch:
-        patched = [patch.path for source in sources for patch in source.patches if patch.when]
-        conditions.append(rule.unless_patch not in patched)
-    if rule.module_path:
-        conditions.append(any(service.connector.module_path for service in services))
-    if rule.without_server:
-        conditions.append(any(service.server is None for service in services))
-    if rule.without_module_path:
-        conditions.append(any(service.connector.module_path is None for service in services))
+    conditions = [*_about_packages(rule, playbook), *_about_service(rule, playbook), *_about_sources(rule, playbook)]
+    if rule.vendor:
+        accelerator = playbook.requires.accelerator
+        conditions.append(accelerator is not None and accelerator.vendor == rule.vendor)
     if rule.playbook.names_anything:
         conditions.append(rule.playbook.holds(playbook))
     return bool(conditions) and all(conditions)
+
+
+def _about_packages(rule: Rule, playbook: Playbook) -> Iterator[bool]:
+    versions = pinned_versions(playbook)
+    steps = playbook.of_kind(PackagesStep)
+    for name, condition in rule.pins.items():
+        yield name in versions and SpecifierSet(condition).contains(versions[name], prereleases=True)
+    if rule.same_version:
+        seen = [versions[name] for name in rule.same_version if name in versions]
+        yield len(seen) == len(rule.same_version) and len({version.public for version in seen}) > 1
+    if rule.out_of_order:
+        first, second = ([at for at, step in enumerate(steps) if name in _names(step)] for name in rule.out_of_order)
+        yield bool(first and second) and min(second) <= max(first)
+    if rule.binary_of:
+        yield any(rule.binary_of in _names(step) and not _is_source(step, rule.binary_of) for step in steps)
+    if rule.unowned:
+        yield not any(rule.unowned in step.owns for step in steps)
+
+
+def _names(step: PackagesStep) -> set[str]:
+    return {canonicalize_name(parsed_requirement(pin).name) for pin in step.pins}
+
+
+def _is_source(step: PackagesStep, name: str) -> bool:
+    return bool({name, ":all:"} & {canonicalize_name(item) if item != ":all:" else item for item in step.no_binary})
+
+
+def _about_service(rule: Rule, playbook: Playbook) -> Iterator[bool]:
+    services = playbook.of_kind(ServiceStep)
+    connectors = [service.connector for service in services]
+    if rule.connector:
+        yield any(fnmatch.fnmatchcase(connector.name, rule.connector) for connector in connectors)
+    if isinstance(rule.module_path, str):
+        yield any(fnmatch.fnmatchcase(connector.module_path or "", rule.module_path) for connector in connectors)
+    elif rule.module_path is not None:
+        yield any((connector.module_path is not None) is rule.module_path for connector in connectors)
+    if rule.without_module_path:
+        yield any(connector.module_path is None for connector in connectors)
+    if rule.server is not None:
+        yield any((service.server is not None) is rule.server for service in services)
+    if rule.verify_mode:
+        yield any(step.mode == rule.verify_mode for step in playbook.of_kind(VerifyStep))
+
+
+def _about_sources(rule: Rule, playbook: Playbook) -> Iterator[bool]:
+    sources = playbook.of_kind(SourceStep)
+    if rule.ref:
+        yield any(fnmatch.fnmatchcase(source.ref, rule.ref) for source in sources)
+    if rule.unless_patch:
+        patched = [patch.path for source in sources for patch in source.patches if patch.when]
+        yield rule.unless_patch not in patched
+
+
+def _other_settings(playbook: Playbook) -> list[Finding]:
+    pinned = pinned_versions(playbook).get("lmcache")
+    return [
+        Finding(
+            "settings-of-another-lmcache",
+            f"the lmcache_config step is for LMCache {step.lmcache}, and {pinned} is pinned",
+            "give both the same version: settings are checked against it",
+        )
+        for step in playbook.of_kind(LmcacheConfigStep)
+        if pinned is not None and step.lmcache != pinned.base_version
+    ]
 
 
 def _unknown_keys(playbook: Playbook) -> list[Finding]:

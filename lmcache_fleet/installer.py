@@ -79,7 +79,9 @@ def install_call(
         argv += ["--index-strategy", step.index_strategy]
     if step.pre:
         argv += ["--prerelease", "allow"] if is_uv else ["--pre"]
-    if step.no_deps:
+    # A lock holds the requirements too, with hashes: nobody is to look for more.
+    locked = step.locked if not requirements else {}
+    if step.no_deps or locked:
         argv.append("--no-deps")
     for name in step.no_binary:
         argv += ["--no-binary", name]
@@ -89,7 +91,7 @@ def install_call(
         argv.append("--reinstall" if is_uv else "--force-reinstall")
     if not step.build_isolation:
         argv.append("--no-build-isolation")
-    for option, lines in (("override", step.overrides), ("constraint", step.constraints)):
+    for option, lines in (("override", step.overrides), ("constraint", step.constraints)) if not locked else ():
         # pip knows no overrides; there they are left out, and its resolver says what then can't be had.
         if lines and (is_uv or option == "constraint"):
             path = f"requirements/{step.name}.{option}.txt"
@@ -97,10 +99,11 @@ def install_call(
             argv += [f"--{option}", release.file(path)]
     if step.compile_bytecode and is_uv:
         argv.append("--compile-bytecode")
-    if step.require_hashes and not requirements:
+    hashed = locked or ({pin: step.hashes.get(pin, []) for pin in wanted} if step.require_hashes else {})
+    if hashed and not requirements:
         path = f"requirements/{step.name}.txt"
         files[path] = "".join(
-            " \\\n    ".join([pin, *(f"--hash={value}" for value in step.hashes.get(pin, []))]) + "\n" for pin in wanted
+            " \\\n    ".join([pin, *(f"--hash={value}" for value in values)]) + "\n" for pin, values in hashed.items()
         )
         argv += ["--require-hashes", "-r", release.file(path)]
     else:

@@ -147,13 +147,11 @@ def release_steps(playbook: Playbook) -> list[StepBase]:
 
 def release_spec(playbook: Playbook, key: HostKey) -> dict[str, Any]:
     """What a release is made from: its steps and the host key, as plain data."""
-    # Which uv does the installing, and where that came from, makes no other release.
+    # Which uv does the installing, where that came from, and what is judged beforehand make no other release.
     aside = {"when", "uv"}
+    of_venv = aside | {"index_url", "trusted_hosts", "resolve_first", "expected_conflicts"}
     steps = [
-        step.model_dump(
-            mode="json",
-            exclude=aside | {"index_url", "trusted_hosts", "resolve_first"} if isinstance(step, VenvStep) else aside,
-        )
+        step.model_dump(mode="json", exclude=of_venv if isinstance(step, VenvStep) else aside)
         for step in release_steps(playbook)
     ]
     return {"playbook": playbook.name, "steps": steps, "host": key.as_json()}

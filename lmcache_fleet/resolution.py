@@ -160,11 +160,17 @@ def resolve_step(
         out.write_text("".join(f"{line}\n" for line in prefer), encoding="utf-8")
         argv = [*_uv_call(step, platform, folder, is_pip), *(["--generate-hashes"] if hashes else [])]
         environment = {**os.environ, **UV_ENV, "UV_HTTP_RETRIES": str(step.retries), **step.env}
+        asked = "".join(f"{line}\n" for line in step.locked or step.wanted)
         try:
             done = subprocess.run(
-                [*argv, "--output-file", str(out), "-"], input="".join(f"{line}\n" for line in step.wanted), text=True,
-                capture_output=True, env=environment, timeout=min(_LIMIT, step.timeout), check=False,
-            )  # fmt: skip
+                [*argv, "--output-file", str(out), "-"],
+                input=asked,
+                text=True,
+                capture_output=True,
+                env=environment,
+                timeout=min(_LIMIT, step.timeout),
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise _failure(step, platform, [f"no answer within {_LIMIT} s"]) from None
         if done.returncode != 0:
@@ -189,7 +195,7 @@ def _uv_call(step: PackagesStep, platform: Platform, folder: Path, is_pip: bool)
     argv += ["--index-strategy", strategy] if strategy else []
     argv += ["--no-index"] if step.no_index else []
     argv += ["--prerelease", "allow"] if step.pre else []
-    argv += ["--no-deps"] if step.no_deps else []
+    argv += ["--no-deps"] if step.no_deps or step.locked else []
     for name in step.no_binary:
         argv += ["--no-binary", name]
     for name in step.only_binary:

@@ -34,6 +34,7 @@ from lmcache_fleet.repository import ROOT
 from lmcache_fleet.requirements import is_experimental, shortfalls
 from operations.container_image import container_image
 from operations.converged import Call, converged, unfinished
+from operations.dependencies import dependencies
 from operations.kv_store import kv_store
 from operations.lmcache_config import lmcache_config
 from operations.model import model
@@ -136,6 +137,7 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
             yield f"{number:02d} release", partial(release, session, plan)
         if unprepared and (isinstance(step, ServiceStep) or (isinstance(step, VerifyStep) and step.stage == "offline")):
             wanted = unprepared.pop()
+            yield f"{number:02d} dependencies", partial(dependencies, session, plan)
             yield f"{number:02d} account", partial(account, session, plan, wanted)
             yield f"{number:02d} service files", partial(service_files, session, plan, wanted)
         if isinstance(step, VenvStep):

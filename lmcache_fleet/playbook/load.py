@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from lmcache_fleet.lock import with_lock
 from lmcache_fleet.playbook.model import STEP_KINDS, Playbook
 from lmcache_fleet.playbook.source import Document, Location, read_document
 from lmcache_fleet.playbook.template import origin, render, render_variables
@@ -54,7 +55,9 @@ def read_playbook(path: Path) -> Document:
     return document
 
 
-def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: str, host: str) -> Playbook:
+def resolve(
+    document: Document, given: Mapping[str, Any], *, arch: str, prefix: str, host: str, locked: bool = True
+) -> Playbook:
     """Render and validate a playbook for one host.
 
     Args:
@@ -63,9 +66,10 @@ def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: 
         arch: machine name as `uname -m` prints it.
         prefix: directory on the host that holds everything versioned.
         host: the host's name in the inventory.
+        locked: put in what the playbook's lock says, when it has one.
 
     Raises:
-        InputError: an override names no variable, a template fails, or a value is not of the schema.
+        InputError: an override names no variable, a template fails, a value is not of the schema, or the lock is stale.
     """
     raw_vars = document.data.get("vars") or {}
     unknown = [
@@ -88,9 +92,10 @@ def resolve(document: Document, given: Mapping[str, Any], *, arch: str, prefix: 
     origins: dict[Location, Location] = {}
     rendered = render(body, variables, document, origins=origins)
     try:
-        return Playbook.model_validate({**rendered, "vars": {name: variables[name] for name in raw_vars}})
+        playbook = Playbook.model_validate({**rendered, "vars": {name: variables[name] for name in raw_vars}})
     except ValidationError as error:
         raise InputError([_problem(document, detail, origins) for detail in error.errors(include_url=False)]) from error
+    return with_lock(playbook, Path(document.file), arch) if locked else playbook
 
 
 @lru_cache(maxsize=16)
@@ -113,14 +118,28 @@ def check_document(document: Document, given: Mapping[str, Any] | None = None) -
     Raises:
         InputError: as `resolve`.
     """
+    return next(iter(resolve_all(document, given or {}).values()))
+
+
+def resolve_all(document: Document, given: Mapping[str, Any], *, locked: bool = True) -> dict[str, Playbook]:
+    """Architecture → the playbook for an example host of it, for all architectures that the playbook admits.
+
+    Args:
+        document: as `read_playbook` gave it.
+        given: overrides of `vars`.
+        locked: as for `resolve`.
+
+    Raises:
+        InputError: as `resolve`.
+    """
     requires = document.data.get("requires")
     listed = requires.get("architectures") if isinstance(requires, dict) else None
     # Whatever else stands there is refused by the schema, on any architecture.
     admitted = [arch for arch in ARCHITECTURES if not isinstance(listed, list) or arch in listed] or ARCHITECTURES
-    playbooks = [
-        resolve(document, given or {}, arch=arch, prefix="/opt/lmcache-fleet", host="example") for arch in admitted
-    ]
-    return playbooks[0]
+    return {
+        arch: resolve(document, given, arch=arch, prefix="/opt/lmcache-fleet", host="example", locked=locked)
+        for arch in admitted
+    }
 
 
 def _problem(document: Document, detail: ErrorDetails, origins: Mapping[Location, Location]) -> Any:

@@ -96,6 +96,12 @@ def _check_argument(text: str) -> str:
     return text
 
 
+def _check_conflict(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9*?.-]+: ?[a-z0-9*?.-]+", text):
+        raise ValueError("write it as 'who: whom', both in lower case, such as 'vllm: torch*'")
+    return text
+
+
 def _number_as_text(value: Any) -> Any:
     # YAML reads `port: 8000` as a number; where a text is wanted the same digits serve.
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
@@ -244,6 +250,11 @@ class VenvStep(StepBase):
     index_url: Argument | None = Field(default=None, description="where uv itself is fetched from")
     trusted_hosts: list[Argument] = Field(default=[], description="hosts to which plain http is good enough")
     system_site_packages: bool = False
+    expected_conflicts: list[Annotated[str, AfterValidator(_check_conflict)]] | None = Field(
+        default=None,
+        description="unmet requirements of installed packages that do no harm, as `who: whom` patterns such as "
+        "`vllm: torch*`; any other ends the run before the release is proved. Not judged when left out",
+    )
     resolve_first: bool = Field(
         default=True,
         description="resolve all pins on the control machine before a host is changed; false where only hosts reach "
@@ -305,6 +316,9 @@ class PackagesStep(StepBase):
     )
     require_hashes: bool = False
     hashes: dict[str, list[str]] = Field(default={}, description="pin → allowed hashes, as 'sha256:…'")
+    locked: dict[str, list[str]] = Field(
+        default={}, description="all that the call installs → allowed hashes; comes from the lock beside the playbook"
+    )
     compile_bytecode: bool = False
 
     @model_validator(mode="after")

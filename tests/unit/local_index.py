@@ -40,6 +40,17 @@ class LocalIndex:
         content = files or {f"{module}/__init__.py": f"version = '{version}'\n".encode()}
         page = self.folder / index / "simple" / name
         write_wheel(page, name, version, content, tag=tag, requires=requires, requires_python=python)
+        self._write_page(page)
+
+    def remove(self, name: str, version: str, index: str = "main") -> None:
+        """Take a wheel away again."""
+        page = self.folder / index / "simple" / name
+        for path in page.glob(f"*-{version}-*.whl"):
+            path.unlink()
+        self._write_page(page)
+
+    @staticmethod
+    def _write_page(page: Path) -> None:
         links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in sorted(page.glob("*.whl")))
         (page / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
 

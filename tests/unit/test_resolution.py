@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from lmcache_fleet import resolution
+from lmcache_fleet.cli import main
 from lmcache_fleet.installer import install_call
 from lmcache_fleet.layout import Layout
+from lmcache_fleet.lock import read_lock
+from lmcache_fleet.playbook.load import check_document, read_playbook
 from lmcache_fleet.playbook.model import PackagesStep, Playbook, VenvStep
+from lmcache_fleet.problems import InputError
 from lmcache_fleet.resolution import Locked, Platform, Unresolved, needs_host, parse_locked, resolve_step, unresolved
 from tests.unit.local_index import LocalIndex
 
@@ -232,3 +237,92 @@ def test_uv_and_pip_leave_the_same_installed_set_and_the_last_call_owns_triton(
     assert seen["uv"]["triton"] == "ascend"
     assert seen["uv"]["found"]["torch"] == "2.10.0+cpu"
     assert {"engine", "engine-ascend", "helper", "torch-npu", "triton", "triton-ascend"} <= set(seen["uv"]["found"])
+
+
+# --- the lock ---
+
+
+LOCKED = """\
+apiVersion: lmcache-fleet/v1
+name: t
+requires: {{architectures: [x86_64]}}
+vars: {{engine: '1.0'}}
+steps:
+  - venv: {{python: '{python}'}}
+  - packages: {{name: engine, pins: ['engine=={{{{ engine }}}}'], index_url: '{url}', retries: 0}}
+  - packages: {{name: more, present: [helper], index_url: '{url}', retries: 0}}
+  - packages: {{name: machine, pins: ['gone==1'], machine_wheels: true}}
+"""
+
+
+@pytest.fixture
+def locked(tmp_path: Path, index: LocalIndex) -> Path:
+    path = tmp_path / "t.yaml"
+    path.write_text(LOCKED.format(python=PYTHON, url=index.url()))
+    done = CliRunner().invoke(main, ["lock", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "x86_64 machine: left out" in done.output
+    return path
+
+
+def load(path: Path, **given: Any) -> Playbook:
+    read_playbook.cache_clear()
+    read_lock.cache_clear()
+    return check_document(read_playbook(path), given)
+
+
+def test_a_lock_holds_all_that_is_installed_with_hashes(locked: Path, index: LocalIndex) -> None:
+    engine, more, machine = load(locked).of_kind(PackagesStep)
+    assert list(engine.locked) == ["engine==1.0", "helper==1.1", "torch==2.11.0", "triton==3.6.0"]
+    assert all(value.startswith("sha256:") for values in engine.locked.values() for value in values)
+    assert list(more.locked) == ["helper==1.1"]
+    assert machine.locked == {}
+    again = locked.with_name("t.lock.yaml").read_text()
+    assert CliRunner().invoke(main, ["lock", str(locked)]).exit_code == 0
+    assert locked.with_name("t.lock.yaml").read_text() == again
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_with_a_lock_a_newer_release_changes_nothing_and_another_file_is_refused(
+    locked: Path, index: LocalIndex, tmp_path: Path, installer: str
+) -> None:
+    steps = load(locked).of_kind(PackagesStep)[:1]
+    index.add("helper", "1.9")
+    try:
+        assert installed(installer, steps, tmp_path / "a")["found"]["helper"] == "1.1"
+        index.add("helper", "1.1", files={"helper/__init__.py": b"import evil"})
+        with pytest.raises(AssertionError, match=r"(?i)hash"):
+            installed(installer, steps, tmp_path / "b")
+    finally:
+        index.add("helper", "1.1")
+        index.remove("helper", "1.9")
+
+
+def test_a_stale_lock_is_refused_where_and_why(locked: Path) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"t\.lock\.yaml:\d+:\d+: architectures\.x86_64\.steps\.engine: the lock is of other pins.*lmcache-fleet lock",
+    ):
+        load(locked, engine="1.1")
+    done = CliRunner().invoke(main, ["check", str(locked), "--set", "engine=1.1"])
+    assert done.exit_code == 1
+    text = locked.read_text()
+    locked.write_text(text.replace("[x86_64]", "[aarch64]"))
+    with pytest.raises(InputError, match="the lock has nothing for aarch64"):
+        load(locked)
+    locked.write_text(text.replace("name: more", "name: other"))
+    with pytest.raises(InputError, match="the lock has no such step: helper"):
+        load(locked)
+    locked.write_text(text)
+    locked.with_name("t.lock.yaml").write_text("steps: []\n")
+    with pytest.raises(InputError, match="not a lock file"):
+        load(locked)
+
+
+def test_what_cannot_be_had_is_not_locked(tmp_path: Path, index: LocalIndex) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text(LOCKED.format(python=PYTHON, url=index.url()))
+    done = CliRunner().invoke(main, ["lock", str(path), "--set", "engine=9.9"])
+    assert done.exit_code == 1
+    assert "engine==9.9" in done.output
+    assert not path.with_name("t.lock.yaml").exists()

@@ -104,18 +104,6 @@ def test_places_are_those_of_the_keys() -> None:
     assert document.marks[("a", "b", 1, "c")] == (2, 11)
 
 
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"lmcache": "0.4.5"}, "lmcache-and-ascend-differ-newer"),
-        ({"lmcache": "0.4.3"}, "lmcache-and-ascend-differ"),
-    ],
-)
-def test_known_bad_mixes_are_refused_without_a_host(settings: dict[str, Any], rule: str) -> None:
-    fired = findings(check_document(read_playbook(ROOT / "playbooks/ascend.yaml"), settings))
-    assert rule in [finding.rule for finding in fired]
-
-
 def test_a_misspelt_lmcache_setting_is_named(tmp_path: Path) -> None:
     body = "steps:\n  - lmcache_config: {lmcache: 0.4.4, settings: {chunk_sise: 1}}\n"
     (finding,) = findings(load(tmp_path, body))
