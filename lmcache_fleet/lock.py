@@ -83,7 +83,7 @@ def _locked(playbook: Playbook, arch: str, say: Callable[[str], None]) -> Locked
     steps = {}
     for step in playbook.of_kind(PackagesStep):
         if needs_host(step):
-            say(f"{arch} {step.name}: left out, it takes what only a host has")
+            say(f"{arch} {step.name}: left out, it takes what only a host has, or files of a source tree")
             continue
         found = resolve_step(step, platform, is_pip=is_pip, hashes=True, prefer=there.values())
         there |= {canonicalize_name(Requirement(item.requirement).name): item.requirement for item in found}

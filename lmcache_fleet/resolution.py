@@ -129,9 +129,13 @@ def _is_pip(playbook: Playbook) -> bool:
 
 
 def needs_host(step: PackagesStep) -> bool:
-    """Whether a step takes files that only the host has."""
+    """Whether a step takes what isn't known here: files that only the host has, or lines out of a source tree."""
     places = [*step.find_links, *step.extra_index_urls, *([step.index_url] if step.index_url else [])]
-    return step.machine_wheels or any(not re.match(r"https?://", place) for place in places)
+    return (
+        step.machine_wheels
+        or step.requirements is not None
+        or any(not re.match(r"https?://", place) for place in places)
+    )
 
 
 def resolve_step(

@@ -148,7 +148,13 @@ def test_each_step_is_asked_once_a_process_and_every_failure_is_told(index: Loca
 
 
 @pytest.mark.parametrize(
-    "fields", [{"machine_wheels": True}, {"find_links": ["/srv/wheels"]}, {"index_url": "file:///srv/simple"}]
+    "fields",
+    [
+        {"machine_wheels": True},
+        {"find_links": ["/srv/wheels"]},
+        {"index_url": "file:///srv/simple"},
+        {"requirements": {"source": "s", "files": ["build.txt"]}},
+    ],
 )
 def test_steps_that_take_what_only_a_host_has_are_not_asked_about(index: LocalIndex, fields: dict[str, Any]) -> None:
     wanted = step(index, "nowhere==1", **fields)
