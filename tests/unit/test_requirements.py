@@ -172,7 +172,11 @@ ASCEND = {"vendor": "ascend", "soc": ["Ascend910B*"], "experimental": ["Ascend31
         ({"allow_experimental": True}, {"soc": "Ascend910A"}, ["SoC: the SoC is Ascend910A, wanted Ascend910B*"]),
         ({}, {"accelerators": Accelerators("ascend", "tool-missing")}, ["ascend accelerator: tool-missing: "]),
         ({"optional": True}, {"accelerators": Accelerators("ascend", "tool-missing"), "soc": None}, []),
-        ({"optional": True}, {"accelerators": Accelerators("ascend", "device-in-use")}, ["ascend accelerator: device-in-use: "]),
+        (
+            {"optional": True},
+            {"accelerators": Accelerators("ascend", "device-in-use")},
+            ["ascend accelerator: device-in-use: "],
+        ),
         # A builder that does have cards is judged like any other host.
         ({"optional": True}, {"soc": "Ascend910A"}, ["SoC: the SoC is Ascend910A, wanted Ascend910B*"]),
     ],
