@@ -12,6 +12,7 @@ import click
 
 from lmcache_fleet import __version__
 from lmcache_fleet.cli_adopt import adopt
+from lmcache_fleet.cli_bundle import bundle
 from lmcache_fleet.cli_drain import drain, undrain
 from lmcache_fleet.cli_fleet import plan, status
 from lmcache_fleet.cli_lab import lab
@@ -33,6 +34,7 @@ def main() -> None:
 
 main.add_command(lab)
 main.add_command(lock)
+main.add_command(bundle)
 main.add_command(drain)
 main.add_command(undrain)
 main.add_command(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from urllib.parse import quote
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -15,10 +16,30 @@ from lmcache_fleet.layout import Layout, ReleaseLayout
 from lmcache_fleet.playbook.model import PackagesStep, VenvStep, parsed_requirement
 from lmcache_fleet.release import ReleaseState
 
+# What is put on hosts where the playbook names no version.
+DEFAULT_UV = "0.13.9"
 # uv finds no settings of its own on the host: the playbook is all that decides. Certificates are the host's: uv carries
 # some, and doesn't know a company's own authority, which pip and apt know.
 UV_ENV = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "UV_SYSTEM_CERTS": "1"}
 _PIP_ENV = {"PIP_CONFIG_FILE": "/dev/null", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """Files at hand, and no index.
+
+    Args:
+        folder: directory on the host with all that the call may take.
+        urls: URL that a pin names → the file in its place.
+    """
+
+    folder: str
+    urls: dict[str, str]
+
+    def localized(self, requirement: str) -> str:
+        """A requirement with the file in place of the URL that it may name."""
+        url = parsed_requirement(requirement).url
+        return requirement.replace(url, f"file://{quote(self.urls[url])}", 1) if url in self.urls else requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +65,7 @@ def install_call(
     uv: str,
     machine_wheels: Sequence[str] = (),
     requirements: Sequence[str] = (),
+    offline: Offline | None = None,
 ) -> InstallerCall:
     """The call that brings the installed state to a step's pins.
 
@@ -55,6 +77,7 @@ def install_call(
         uv: path of uv on the host.
         machine_wheels: wheel folders of the host's own pip configuration.
         requirements: what to install in place of the pins, such as the path of a wheel at hand.
+        offline: where files are taken from, in place of every index.
     """
     wanted = list(requirements) or step.wanted
     files: dict[str, str] = {}
@@ -65,6 +88,10 @@ def install_call(
     else:
         argv = [release.python, "-m", "pip", "install", "--retries", str(step.retries)]
         env = dict(_PIP_ENV)
+    if offline is not None:
+        step = _without_places(step, offline)
+        wanted = [offline.localized(item) for item in wanted] if not requirements else wanted
+        env |= {"UV_OFFLINE": "1"} if is_uv else {}
     if step.index_url:
         argv += ["--default-index" if is_uv else "--index-url", step.index_url]
     for url in step.extra_index_urls:
@@ -109,6 +136,22 @@ def install_call(
     else:
         argv += ["--", *wanted] if is_uv else wanted
     return InstallerCall(tuple(argv), {**env, **step.env}, files)
+
+
+def _without_places(step: PackagesStep, offline: Offline) -> PackagesStep:
+    local = [place for place in step.find_links if not place.startswith(("http://", "https://"))]
+    return step.model_copy(
+        update={
+            "index_url": None,
+            "extra_index_urls": [],
+            "trusted_hosts": [],
+            "index_strategy": None,
+            "find_links": [offline.folder, *local],
+            "no_index": True,
+            "locked": {offline.localized(pin): hashes for pin, hashes in step.locked.items()},
+            "hashes": {offline.localized(pin): hashes for pin, hashes in step.hashes.items()},
+        }
+    )
 
 
 def marker_environment(arch: str, python: str) -> dict[str, str]:

@@ -66,6 +66,11 @@ class HostSettings(StrictModel):
     secrets: dict[str, SecretSource] = {}
     keep_releases: int = Field(default=3, ge=2)
     drain: DrainSettings | None = None
+    bundle: str | None = Field(
+        default=None,
+        min_length=1,
+        description="directory that `lmcache-fleet bundle` made; all is taken from it and nothing is fetched",
+    )
     until: Literal["prepared", "served"] = Field(
         default="served", description="`prepared` stops before the switch: the new release is made and proved off-line"
     )

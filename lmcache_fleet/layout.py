@@ -76,6 +76,11 @@ class Layout:
         """uv's cache, on the same file system as the releases so that wheels are hard-linked into them."""
         return f"{self.prefix}/cache/uv"
 
+    @property
+    def bundle(self) -> str:
+        """What came with bundles: files by their hash, and directories of links to them."""
+        return f"{self.prefix}/cache/bundle"
+
     def secrets(self, service: str) -> str:
         """Environment file with a service's secrets."""
         return f"{self.prefix}/secrets/{service}.env"

@@ -77,7 +77,7 @@ def make_lock(playbooks: Mapping[str, Playbook], say: Callable[[str], None]) -> 
 
 
 def _locked(playbook: Playbook, arch: str, say: Callable[[str], None]) -> LockedArchitecture:
-    platform = platform_of(playbook, arch, _oldest_glibc(playbook))
+    platform = platform_of(playbook, arch, oldest_glibc(playbook))
     is_pip = any(venv.installer == "pip" for venv in playbook.of_kind(VenvStep))
     there: dict[str, str] = {}
     steps = {}
@@ -93,7 +93,12 @@ def _locked(playbook: Playbook, arch: str, say: Callable[[str], None]) -> Locked
     return LockedArchitecture(steps=steps)
 
 
-def _oldest_glibc(playbook: Playbook) -> str | None:
+def oldest_glibc(playbook: Playbook) -> str | None:
+    """The oldest C library that a playbook admits; None when it doesn't say.
+
+    Args:
+        playbook: the playbook.
+    """
     bounds = SpecifierSet(playbook.requires.glibc or "")
     return next((bound.version for bound in bounds if bound.operator in {">=", "=="}), None)
 

@@ -162,7 +162,7 @@ def resolve_step(
         folder = Path(name)
         out = folder / "out.txt"
         out.write_text("".join(f"{line}\n" for line in prefer), encoding="utf-8")
-        argv = [*_uv_call(step, platform, folder, is_pip), *(["--generate-hashes"] if hashes else [])]
+        argv = [*uv_call(step, platform, folder, is_pip), *(["--generate-hashes"] if hashes else [])]
         environment = {**os.environ, **UV_ENV, "UV_HTTP_RETRIES": str(step.retries), **step.env}
         asked = "".join(f"{line}\n" for line in step.locked or step.wanted)
         try:
@@ -176,13 +176,21 @@ def resolve_step(
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise _failure(step, platform, [f"no answer within {_LIMIT} s"]) from None
+            raise failure_of(step, platform, [f"no answer within {_LIMIT} s"]) from None
         if done.returncode != 0:
-            raise _failure(step, platform, done.stderr.splitlines())
+            raise failure_of(step, platform, done.stderr.splitlines())
         return parse_locked(out.read_text(encoding="utf-8"))
 
 
-def _uv_call(step: PackagesStep, platform: Platform, folder: Path, is_pip: bool) -> list[str]:
+def uv_call(step: PackagesStep, platform: Platform, folder: Path, is_pip: bool) -> list[str]:
+    """The `uv pip compile` that resolves a packages step.
+
+    Args:
+        step: the step.
+        platform: where it is to be installed.
+        folder: a directory for files that the call needs.
+        is_pip: whether the host's installer is pip.
+    """
     from uv import find_uv_bin
 
     argv = [find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-strip-extras"]
@@ -212,7 +220,14 @@ def _uv_call(step: PackagesStep, platform: Platform, folder: Path, is_pip: bool)
     return argv
 
 
-def _failure(step: PackagesStep, platform: Platform, lines: Sequence[str]) -> Unresolved:
+def failure_of(step: PackagesStep, platform: Platform, lines: Sequence[str]) -> Unresolved:
+    """What a failed resolution means.
+
+    Args:
+        step: the step.
+        platform: where it was to be installed.
+        lines: what uv said.
+    """
     explained, remedy = explain(lines)
     cause = explained.partition(" [")[0]
     said = [line.strip().removeprefix("cause:").strip() for line in lines if line.strip().startswith("cause:")]

@@ -6,6 +6,7 @@ from facts.releases import Releases
 from lmcache_fleet.judge import TOOLKIT_ENV, model_name
 from lmcache_fleet.playbook.model import ModelStep
 from lmcache_fleet.shell import program_source, script, words
+from operations.bundle import laid_out
 from operations.container_image import python_in
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
@@ -31,6 +32,18 @@ def model(session: Session, plan: HostPlan, step: ModelStep) -> Commands:
         arguments += ["--endpoint", step.endpoint] if step.endpoint else []
     else:
         raise HostFault(f"the model step {step.name} names no origin")
+    carried = plan.bundle.manifest.models.get(model_name(step)) if plan.bundle and step.hub else None
+    if plan.bundle and carried:
+        yield session.remote(
+            script(
+                laid_out(plan, list(carried.values()), staging, carried),
+                f"rm -rf {words(directory)} && mv {words(staging, directory)}",
+            ),
+            timeout=step.timeout,
+            doing=f"taking the model {step.hub} from the bundle",
+        )
+        session.forget(Releases)
+        return
     toolkit = release.file(TOOLKIT_ENV)
     yield session.remote(
         script(

@@ -106,7 +106,12 @@ def observe(session: Session, plan: HostPlan) -> HostObservation:
         plan: the host's plan.
     """
     playbooks = [plan.resolved(arch) for arch in ARCHITECTURES]
-    urls = tuple(sorted({url for playbook in playbooks for url in (*index_urls(playbook), *hub_urls(playbook))}))
+    # What comes from a bundle is asked of nobody.
+    urls = (
+        ()
+        if plan.bundle
+        else tuple(sorted({url for playbook in playbooks for url in (*index_urls(playbook), *hub_urls(playbook))}))
+    )
     for playbook in playbooks:
         session.expect(observation_parts(playbook, session.layout.prefix))
     session.expect([(UrlAccess, {"urls": urls})])

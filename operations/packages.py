@@ -11,6 +11,7 @@ from lmcache_fleet.installer import InstallerCall, install_call
 from lmcache_fleet.layout import ReleaseLayout
 from lmcache_fleet.playbook.model import PackagesStep
 from lmcache_fleet.shell import exports, run_program, script, words, write_file
+from operations.bundle import offline_of
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import Session
@@ -30,11 +31,11 @@ def packages(session: Session, plan: HostPlan, step: PackagesStep) -> Commands:
     layout = session.layout
     release = layout.release(plan.target.name)
     offered = session.read(PipWheelFolders) if step.machine_wheels else ()
-    call = install_call(step, venv, layout, release, uv_path(venv, layout), offered)
+    layout_files, offline = offline_of(plan, step)
+    call = install_call(step, venv, layout, release, uv_path(venv, layout), offered, offline=offline)
+    record = check_command(step.installed, step.imports, plan, release)
     yield session.remote(
-        install_script(
-            call, release, f"packages {step.name}", record=check_command(step.installed, step.imports, plan, release)
-        ),
+        script(layout_files, install_script(call, release, f"packages {step.name}", record=record)),
         timeout=step.timeout,
         doing=f"installing {', '.join(step.wanted)}",
     )

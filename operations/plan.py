@@ -14,6 +14,7 @@ from facts.system_packages import AptPackages, DnfPackages
 from facts.toolkit_env import ToolkitEnv
 from facts.units import Account, SecretFile, Units
 from facts.vendors import observe_accelerator, vendor_parts
+from lmcache_fleet.bundle.manifest import Bundle
 from lmcache_fleet import kv_store
 from lmcache_fleet.changes import Change
 from lmcache_fleet.containers import ContainerFault, ContainerHost, WantedImage, wanted_image
@@ -60,6 +61,7 @@ class HostPlan:
         self.session = session
         self.document = document
         self.given = given
+        self.bundle: Bundle | None = None
         self._playbook: Playbook | None = None
         self._owned: dict[str, Any] | None = None
         self._made: tuple[int, Wanted, Target] | None = None

@@ -32,6 +32,7 @@ from lmcache_fleet.playbook.model import (
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.requirements import is_experimental, shortfalls
+from operations.bundle import bundle, require_bundle, use_bundle
 from operations.container_image import container_image
 from operations.converged import Call, converged, unfinished
 from operations.dependencies import dependencies
@@ -81,6 +82,7 @@ def apply_playbook(path: str) -> None:
             return
         session = session_for(state, this, Layout(settings.prefix))
         plan = HostPlan(session, document, settings.vars)
+        use_bundle(plan, settings)
     except InputError as error:
         raise DeployError(str(error)) from error
     session.step = "requirements"
@@ -98,12 +100,15 @@ def apply_playbook(path: str) -> None:
         # Worked out once here, so that what can't be had (a source, an environment) is said before anything is touched.
         _ = plan.target
         require_resolvable(plan)
+        require_bundle(plan)
         if session.recorder:
             session.recorder.reports[this.name] = host_report(session, plan)
     except HostFault as fault:
         session.fail(fault)
         state.fail_hosts({this})
         return
+    except InputError as error:
+        raise DeployError(str(error)) from error
     calls = list(_calls(session, plan, plan.playbook, settings))
     if unfinished(session, calls) is None:
         calls = [("converged", partial(converged, session, calls))]
@@ -119,6 +124,8 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
     The release's directory is made before the first step that puts something into it, the service's account and files
     before anything is proved as that account or started, and old releases go last.
     """
+    if plan.bundle is not None:
+        yield "00 bundle", partial(bundle, session, plan)
     made = False
     services = playbook.of_kind(ServiceStep)
     unprepared = list(services)

@@ -19,6 +19,7 @@ from lmcache_fleet.preflight.observation import ControlObservation, HostObservat
 from lmcache_fleet.preflight.packages import index_urls
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
+from operations.bundle import use_bundle
 from operations.observe import observe
 from operations.plan import HostPlan, source_tree
 from operations.session import HostFault, Session, session_for
@@ -46,6 +47,7 @@ def preflight_playbook(default: str, resolve: Resolve | None = None) -> None:
         settings = host_settings(this.name, data_layers(this.inventory, this))
         session = session_for(state, this, Layout(settings.prefix))
         plan = HostPlan(session, document, settings.vars)
+        use_bundle(plan, settings)
     except InputError as error:
         raise DeployError(str(error)) from error
     session.step = "preflight"
@@ -71,7 +73,9 @@ def _judged(session: Session, plan: HostPlan, resolve: Resolve | None) -> list[F
         # Without an answer there is no playbook of the host's either: any architecture's will do to say so.
         return findings(Subject(plan.resolved("x86_64"), HostObservation(unread=seen.unread)))
     with _asking:
-        control = _control(plan.playbook, seen, resolve)
+        # What comes from a bundle is asked of nobody.
+        asks = plan.bundle is None
+        control = _control(plan.playbook, seen, resolve) if asks else ControlObservation()
     return findings(Subject(plan.playbook, seen, control))
 
 

@@ -18,7 +18,7 @@ def require_resolvable(plan: HostPlan) -> None:
         HostFault: a step's pins can't be had; `plan.session.step` then names that step.
     """
     venv = plan.venv
-    if plan.target.complete or venv is None or not venv.resolve_first:
+    if plan.target.complete or venv is None or not venv.resolve_first or plan.bundle is not None:
         return
     playbook, system = plan.playbook, plan.system
     lacking = [step for step in playbook.of_kind(PackagesStep) if plan.changes(step)]

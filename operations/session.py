@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from weakref import WeakKeyDictionary
 
 import click
@@ -197,6 +197,52 @@ class Session:
         """
         return FunctionCommand(self._run, (script, stdin, timeout, stream, doing, then, fetch), {})
 
+    def feed(
+        self, script: str, write: Callable[[BinaryIO], None], *, timeout: int = 7200, doing: str = ""
+    ) -> FunctionCommand:
+        """A command that changes the host and is given more than fits into memory, under the same locks and limits.
+
+        Args:
+            script: shell script that says `ready` on a line of its own and then reads its standard input to the end.
+            write: called with the script's standard input.
+            timeout: seconds after which it is ended on the host too.
+            doing: said before.
+        """
+        return FunctionCommand(self._feed, (script, write, timeout, doing), {})
+
+    def _feed(
+        self,
+        state: State,  # noqa: ARG002 - as pyinfra calls a function
+        host: Host,  # noqa: ARG002
+        script: str,
+        write: Callable[[BinaryIO], None],
+        timeout: int,
+        doing: str,
+    ) -> bool:
+        try:
+            self._hold_lock()
+            if doing:
+                self.progress(doing)
+            answer, channel = self._open_channel(self._guarded(script, timeout))
+            if answer != "ready":
+                raise HostFault(*explain([answer], answer or "the host takes no files over this connection"))
+            status, lines = _fed(channel, write)
+            if status:
+                raise HostFault(*explain(lines, f"the command failed or was ended after {timeout} s"))
+        except HostFault as fault:
+            self.fail(fault)
+            return False
+        except (TimeoutError, OSError, EOFError) as error:
+            self.fail(HostFault(f"the connection failed: {str(error) or type(error).__name__}", _CONNECTION_REMEDY))
+            return False
+        return True
+
+    def _guarded(self, script: str, timeout: int) -> str:
+        # The inner lock outlives a killed control process together with the command that it started, so that the
+        # next run never works beside an orphan. `timeout` ends the work on the host: pyinfra's only stops waiting.
+        guarded = words("flock", "-w", str(_ORPHAN_WAIT), "-E", "75", self.layout.step_lock, "timeout", "-k", "15")
+        return f"{guarded} {timeout} {words('sh', '-c', script)}"
+
     def _run(
         self,
         state: State,
@@ -213,12 +259,8 @@ class Session:
             self._hold_lock()
             if doing:
                 self.progress(doing)
-            # The inner lock outlives a killed control process together with the command that it started, so that the
-            # next run never works beside an orphan. `timeout` ends the work on the host: pyinfra's only stops waiting.
-            guarded = words("flock", "-w", str(_ORPHAN_WAIT), "-E", "75", self.layout.step_lock, "timeout", "-k", "15")
-            command = f"{guarded} {timeout} {words('sh', '-c', script)}"
             status, output = host.run_shell_command(
-                StringCommand(command),
+                StringCommand(self._guarded(script, timeout)),
                 print_output=stream or state.print_output,
                 print_input=state.print_input,
                 _timeout=timeout + _ORPHAN_WAIT + 30,
@@ -326,6 +368,25 @@ def session_for(state: State, host: Host, layout: Layout) -> Session:
     if session is None or session.state is not state or session.layout != layout:
         session = _sessions[host] = Session(state, host, layout)
     return session
+
+
+def _fed(channel: Any, write: Callable[[BinaryIO], None]) -> tuple[int, list[str]]:
+    """Exit status and last words of a program that was given its input."""
+    is_process = isinstance(channel, subprocess.Popen)
+    into = channel.stdin.buffer if is_process else channel[0]
+    try:
+        write(into)
+        into.flush()
+    except OSError:
+        # It ended before it had read all; why, it says itself.
+        pass
+    if is_process:
+        out, _ = channel.communicate()
+        return channel.returncode, str(out).splitlines()
+    stdin, stdout, stderr = channel
+    stdin.channel.shutdown_write()
+    lines = [*stdout.readlines(), *stderr.readlines()]
+    return stdout.channel.recv_exit_status(), [line.rstrip() for line in lines]
 
 
 def _key(cls: type[FactBase[Any]], kwargs: dict[str, Any]) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from facts.releases import Releases
 from lmcache_fleet.changes import Change
-from lmcache_fleet.installer import UV_ENV
+from lmcache_fleet.installer import DEFAULT_UV, UV_ENV
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.model import VenvStep
 from lmcache_fleet.shell import exports, script, words
+from operations.bundle import laid_out
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import HostFault, Session
-
-_DEFAULT_UV = "0.13.9"
 
 
 def uv_path(step: VenvStep, layout: Layout) -> str:
@@ -23,7 +22,7 @@ def uv_path(step: VenvStep, layout: Layout) -> str:
 
 
 def _uv_tool(step: VenvStep) -> str:
-    return f"uv-{step.uv or _DEFAULT_UV}"
+    return f"uv-{step.uv or DEFAULT_UV}"
 
 
 @step_operation
@@ -41,15 +40,20 @@ def installer_tool(session: Session, plan: HostPlan, step: VenvStep) -> Commands
     session.show([Change("uv", None, name.removeprefix("uv-"))])
     tool = session.layout.tool(name)
     staging = f"{tool}.new"
-    index = words("--index-url", step.index_url) if step.index_url else ""
-    trusted = " ".join(words("--trusted-host", host) for host in step.trusted_hosts)
+    laid, places = None, words("--index-url", step.index_url) if step.index_url else ""
+    places += " " + " ".join(words("--trusted-host", host) for host in step.trusted_hosts)
+    if plan.bundle is not None:
+        folder = f"{session.layout.bundle}/links/{name}"
+        laid = laid_out(plan, [plan.bundle.manifest.tools[name.replace("-", "==")]], folder)
+        places = words("--no-index", "--find-links", folder)
     yield session.remote(
         script(
+            laid,
             f"rm -rf {words(staging)} && mkdir -p {words(session.layout.tool(''))}",
             # The venv brings pip; only uv's own binary is used afterwards, and that one doesn't mind being moved.
             f"{words(_interpreter(plan), '-m', 'venv', staging)}",
             f"{words(f'{staging}/bin/python', '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check')} "
-            f"--retries 3 {index} {trusted} {words(name.replace('-', '=='))}",
+            f"--retries 3 {places} {words(name.replace('-', '=='))}",
             f"rm -rf {words(tool)} && mv {words(staging, tool)}",
         ),
         timeout=900,

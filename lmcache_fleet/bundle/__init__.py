@@ -1,0 +1,1 @@
+"""Bundles: all that a playbook fetches, in one directory, for a site without a network."""
