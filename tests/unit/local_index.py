@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.server
 import threading
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,8 @@ class LocalIndex:
 
     @staticmethod
     def _write_page(page: Path) -> None:
-        links = "".join(f'<a href="{path.name}">{path.name}</a>\n' for path in sorted(page.glob("*.whl")))
+        hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(page.glob("*.whl"))}
+        links = "".join(f'<a href="{name}#sha256={sha256}">{name}</a>\n' for name, sha256 in hashes.items())
         (page / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
 
     @contextmanager
