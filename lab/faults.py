@@ -32,6 +32,12 @@ def _host(lab: Lab, name: str) -> Host:
     return lab.reload().find(name)
 
 
+def _gap_rule(lab: Lab, host: Host) -> list[str]:
+    comment = ["-m", "comment", "--comment", f"{lab.state.bridge}-cut"]
+    begun = ["-m", "conntrack", "--ctstate", "NEW"]
+    return ["-t", "filter", "INPUT", "-s", host.address, "-d", lab.state.gateway, *begun, *comment, "-j", "DROP"]
+
+
 def _cut_rule(lab: Lab, host: Host, verdict: str) -> list[str]:
     outside = ["-s", host.address, "!", "-d", lab.state.subnet]
     return ["-t", "filter", "FORWARD", *outside, "-m", "comment", "--comment", f"{lab.state.bridge}-cut", "-j", verdict]
@@ -53,13 +59,31 @@ def restore_internet(lab: Lab, name: str) -> None:
 
 
 def outside_tries(lab: Lab, name: str) -> Tries | None:
-    """What a host tried to send outside since the cut: 0 packets means that nothing was tried. None: not cut."""
+    """What a host tried to send outside since the cut: 0 packets means that nothing was tried. None: not cut.
+
+    In an air gap, connections that it began to the lab's own services count too.
+    """
     host = _host(lab, name)
-    for line in run(["iptables", "--wait", "-nvxL", "FORWARD"]).stdout.splitlines():
-        words = line.split()
-        if f"{lab.state.bridge}-cut" in words and host.address in words:
-            return Tries(int(words[0]), int(words[1]))
-    return None
+    found = []
+    for chain in ("FORWARD", "INPUT"):
+        for line in run(["iptables", "--wait", "-nvxL", chain]).stdout.splitlines():
+            words = line.split()
+            if f"{lab.state.bridge}-cut" in words and host.address in words:
+                found.append((int(words[0]), int(words[1])))
+    return Tries(sum(packets for packets, _ in found), sum(size for _, size in found)) if found else None
+
+
+@contextmanager
+def air_gapped(lab: Lab, name: str) -> Iterator[None]:
+    """Cut a host off from the outside and from the lab's services for a while; SSH to it stays."""
+    host = _host(lab, name)
+    with without_internet(lab, name):
+        network.iptables("-I", _gap_rule(lab, host))
+        try:
+            yield
+        finally:
+            while network.iptables("-D", _gap_rule(lab, host), check=False):
+                pass
 
 
 @contextmanager

@@ -8,16 +8,19 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import quote
 
 from facts.bundle import BundleFiles
+from facts.system_packages import AptPackages, DnfPackages
 from lmcache_fleet.bundle.artifacts import import_artifacts
+from lmcache_fleet.bundle.debs import name_and_version
 from lmcache_fleet.bundle.manifest import Bundle, BundledFile, damage, read_bundle
 from lmcache_fleet.changes import Change
 from lmcache_fleet.installer import DEFAULT_UV, Offline
 from lmcache_fleet.inventory import HostSettings
 from lmcache_fleet.judge import model_name
 from lmcache_fleet.layout import Layout
-from lmcache_fleet.playbook.model import ModelStep, PackagesStep, VenvStep
+from lmcache_fleet.playbook.model import ModelStep, PackagesStep, SystemPackagesStep, VenvStep
 from lmcache_fleet.problems import InputError, Problem
 from lmcache_fleet.shell import script, words
 from lmcache_fleet.sizes import readable
@@ -96,7 +99,9 @@ def _needed(plan: HostPlan, bundle: Bundle) -> list[str]:
     for step in plan.playbook.steps:
         if not step.when:
             continue
-        if isinstance(step, VenvStep) and building and (pin := needed_tool(plan, step)):
+        if isinstance(step, SystemPackagesStep):
+            found |= dict.fromkeys(_debs(plan, bundle, step))
+        elif isinstance(step, VenvStep) and building and (pin := needed_tool(plan, step)):
             found |= dict.fromkeys([bundle.manifest.tools[pin]] if pin in bundle.manifest.tools else [])
             lacking += [] if pin in bundle.manifest.tools else [pin]
         elif isinstance(step, PackagesStep) and building:
@@ -110,7 +115,7 @@ def _needed(plan: HostPlan, bundle: Bundle) -> list[str]:
     if not found and not lacking:
         return []
     manifest, venv = bundle.manifest, plan.venv
-    if plan.system.arch != manifest.arch or (venv and venv.python != manifest.python):
+    if plan.system.arch != manifest.arch or (building and venv and venv.python != manifest.python):
         python = f" and Python {venv.python}" if venv else ""
         raise HostFault(
             f"the bundle is for {manifest.arch} and Python {manifest.python}, this host has {plan.system.arch}{python}",
@@ -119,6 +124,66 @@ def _needed(plan: HostPlan, bundle: Bundle) -> list[str]:
     if lacking:
         raise HostFault(f"the bundle has nothing for {', '.join(lacking)}", _REMEDY)
     return list(found)
+
+
+def _debs(plan: HostPlan, bundle: Bundle, step: SystemPackagesStep) -> list[str]:
+    """Packages that the host lacks or has in another version, among those that a step's missing ones may need."""
+    manager = plan.system.package_manager
+    names = step.dnf if manager == "dnf" else step.apt
+    cls = DnfPackages if manager == "dnf" else AptPackages
+    missing = [name for name in names if name not in plan.session.read(cls, names=names).versions] if names else []
+    if not missing or manager is None:
+        return []
+    system = bundle.manifest.system
+    here = f"{plan.system.os_id} {plan.system.os_version}"
+    remedy = f"install {', '.join(missing)} there from the site's own mirror or media"
+    if manager == "dnf" or system is None or system.distribution != here:
+        has = f"has packages of {system.distribution}" if system else "has no packages of a distribution"
+        raise HostFault(
+            f"the bundle {has}, and this host is {here}", f"make the bundle on a machine with {here}, or {remedy}"
+        )
+    lacking = [name for name in missing if name not in system.names]
+    if lacking:
+        raise HostFault(f"the bundle has nothing for {', '.join(lacking)}", _REMEDY)
+    versions = dict(name_and_version(Path(path).name) for path in system.debs)
+    there = plan.session.read(AptPackages, names=sorted(versions)).versions
+    return [path for path in system.debs if _is_lacking(path, there)] + [system.index]
+
+
+def _is_lacking(path: str, there: dict[str, str]) -> bool:
+    name, version = name_and_version(Path(path).name)
+    return there.get(name) != version
+
+
+def apt_source(plan: HostPlan, step: SystemPackagesStep) -> tuple[str | None, str]:
+    """How apt finds a step's packages without a mirror.
+
+    Args:
+        plan: the host's plan.
+        step: the step.
+
+    Returns:
+        The script that makes a source of the bundle's packages, and apt's options to see that source alone; None and
+        nothing without a bundle.
+    """
+    if plan.bundle is None or plan.bundle.manifest.system is None:
+        return None, ""
+    folder = f"{plan.session.layout.bundle}/links/apt"
+    listed, lists = f"{folder}.list", f"{folder}.lists"
+    settings = {
+        "Dir::Etc::sourcelist": listed,
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State::lists": lists,
+        # Its own user may not read below the prefix.
+        "APT::Sandbox::User": "root",
+    }
+    options = words(*(word for name, value in settings.items() for word in ("-o", f"{name}={value}")))
+    source = f"deb [trusted=yes] file:{quote(folder)} ./\n"
+    return script(
+        laid_out(plan, _debs(plan, plan.bundle, step), folder),
+        f"rm -rf {words(lists)} && mkdir -p {words(f'{lists}/partial')} && printf {words(source)} > {words(listed)}",
+        f"apt-get -q {options} update",
+    ), options
 
 
 def needed_tool(plan: HostPlan, step: VenvStep) -> str | None:

@@ -6,7 +6,8 @@ from facts.system import System
 from facts.system_packages import AptPackages, DnfPackages
 from lmcache_fleet.changes import Change
 from lmcache_fleet.playbook.model import SystemPackagesStep
-from lmcache_fleet.shell import words
+from lmcache_fleet.shell import script, words
+from operations.bundle import apt_source
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import HostFault, Session
@@ -48,8 +49,9 @@ def system_packages(session: Session, plan: HostPlan, step: SystemPackagesStep) 
     else:
         apt = _APT.format(wait=step.lock_timeout)
         # Lists are fetched only when the install fails without: on a converged mirror that saves a minute a host.
-        once = f"{apt} install -y --no-install-recommends -- {words(*missing)}"
-        install = f"{once} || {{ {apt} update -q && {once}; }}"
+        prepared, options = apt_source(plan, step)
+        once = f"{apt} {options} install -y --no-install-recommends -- {words(*missing)}"
+        install = script(prepared, once) if prepared else f"{once} || {{ {apt} update -q && {once}; }}"
     yield session.remote(
         install,
         timeout=step.lock_timeout + 3600,

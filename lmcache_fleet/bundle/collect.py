@@ -17,11 +17,13 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from lmcache_fleet.bundle.debs import NoPackages, distribution, fetch_debs
 from lmcache_fleet.bundle.fetch import FetchFailed, fetch
 from lmcache_fleet.bundle.manifest import (
     NAME,
     BundledFile,
     BundledPackages,
+    BundledSystem,
     Manifest,
     packages_key,
 )
@@ -29,7 +31,15 @@ from lmcache_fleet.bundle.wheels import Remote, chosen, parsed_toml
 from lmcache_fleet.installer import DEFAULT_UV, UV_ENV
 from lmcache_fleet.judge import model_name
 from lmcache_fleet.lock import oldest_glibc
-from lmcache_fleet.playbook.model import ModelStep, NativeBuildStep, PackagesStep, Playbook, SourceStep, VenvStep
+from lmcache_fleet.playbook.model import (
+    ModelStep,
+    NativeBuildStep,
+    PackagesStep,
+    Playbook,
+    SourceStep,
+    SystemPackagesStep,
+    VenvStep,
+)
 from lmcache_fleet.requirement_files import RequirementsFileError, expanded
 from lmcache_fleet.resolution import Platform, Unresolved, failure_of, platform_of, resolve_step, uv_call
 from lmcache_fleet.shell import PROGRAMS
@@ -73,6 +83,7 @@ def make_bundle(playbooks: Sequence[Playbook], arch: str, root: Path, say: Say) 
     collector = _Collector(root, platform_of(playbooks[0], arch, oldest_glibc(playbooks[0])), say)
     for playbook in playbooks:
         collector.add(playbook)
+    collector.add_system([step for playbook in playbooks for step in playbook.of_kind(SystemPackagesStep)])
     manifest = collector.manifest(playbooks[0])
     part = root / f"{NAME}.part"
     part.write_text(json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True), encoding="utf-8")
@@ -90,6 +101,7 @@ class _Collector:
         self.tools: dict[str, str] = {}
         self.packages: dict[str, BundledPackages] = {}
         self.models: dict[str, dict[str, str]] = {}
+        self.system: BundledSystem | None = None
 
     def manifest(self, playbook: Playbook) -> Manifest:
         return Manifest(
@@ -102,6 +114,7 @@ class _Collector:
             tools=self.tools,
             packages=list(self.packages.values()),
             models=self.models,
+            system=self.system,
         )
 
     def add(self, playbook: Playbook) -> None:
@@ -122,6 +135,30 @@ class _Collector:
             if model.hub is not None and model_name(model) not in self.models:
                 self._model(model, venvs)
         self._native(playbook)
+
+    def add_system(self, steps: Sequence[SystemPackagesStep]) -> None:
+        names = sorted({name for step in steps for name in step.apt})
+        if not names:
+            return
+        here = distribution()
+        if here is None:
+            self.say(
+                f"system_packages: not carried, this machine has no apt; hosts need {', '.join(names)} beforehand, or "
+                "a bundle made on a machine of their distribution"
+            )
+            return
+        self.say(f"system_packages: fetching {', '.join(names)} with all that they need, of {here}")
+        with tempfile.TemporaryDirectory(prefix=".system.", dir=self.root.absolute()) as name:
+            try:
+                files, listing = fetch_debs(names, self.platform.arch, Path(name).absolute())
+            except NoPackages as error:
+                remedy = f"check this machine's apt sources; they must have {self.platform.arch}"
+                raise NoBundle(f"system_packages: {error}", remedy) from error
+            index = Path(name) / "Packages"
+            index.write_text(listing, encoding="utf-8")
+            debs = sorted(self._keep(path, move=True) for path in files)
+            self.system = BundledSystem(distribution=here, names=names, debs=debs, index=self._keep(index, move=True))
+        self.say(f"system_packages: {len(debs)} packages of {here}")
 
     def _sources(self, playbook: Playbook) -> dict[str, Path]:
         archives = {}

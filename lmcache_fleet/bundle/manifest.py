@@ -52,10 +52,12 @@ class BundledPackages(StrictModel):
 
 
 class BundledSystem(StrictModel):
-    """Packages of the distribution, each with all that it needs on a bare system."""
+    """Packages of a distribution, with all that they need on a bare system, and their index."""
 
     distribution: str
-    packages: dict[str, list[BundlePath]]
+    names: list[str]
+    debs: list[BundlePath]
+    index: BundlePath
 
 
 class Manifest(StrictModel):
@@ -130,7 +132,7 @@ def read_bundle(root: Path) -> Bundle:
         *manifest.tools.values(),
         *(item for step in manifest.packages for item in (*step.files, *step.urls.values())),
         *(item for model in manifest.models.values() for item in model.values()),
-        *(item for files in (manifest.system.packages.values() if manifest.system else ()) for item in files),
+        *([*manifest.system.debs, manifest.system.index] if manifest.system else ()),
     }
     unlisted = sorted(named - set(manifest.files))
     if unlisted:
