@@ -20,7 +20,7 @@ from lmcache_fleet.installer import DEFAULT_UV, Offline
 from lmcache_fleet.inventory import HostSettings
 from lmcache_fleet.judge import model_name
 from lmcache_fleet.layout import Layout
-from lmcache_fleet.playbook.model import ModelStep, PackagesStep, SystemPackagesStep, VenvStep
+from lmcache_fleet.playbook.model import ContainerImageStep, ModelStep, PackagesStep, SystemPackagesStep, VenvStep
 from lmcache_fleet.problems import InputError, Problem
 from lmcache_fleet.shell import script, words
 from lmcache_fleet.sizes import readable
@@ -99,7 +99,9 @@ def _needed(plan: HostPlan, bundle: Bundle) -> list[str]:
     for step in plan.playbook.steps:
         if not step.when:
             continue
-        if isinstance(step, SystemPackagesStep):
+        if isinstance(step, ContainerImageStep) and plan.changes(step):
+            lacking.append(f"the image {step.name}")
+        elif isinstance(step, SystemPackagesStep):
             found |= dict.fromkeys(_debs(plan, bundle, step))
         elif isinstance(step, VenvStep) and building and (pin := needed_tool(plan, step)):
             found |= dict.fromkeys([bundle.manifest.tools[pin]] if pin in bundle.manifest.tools else [])

@@ -14,8 +14,8 @@ from facts.system_packages import AptPackages, DnfPackages
 from facts.toolkit_env import ToolkitEnv
 from facts.units import Account, SecretFile, Units
 from facts.vendors import observe_accelerator, vendor_parts
-from lmcache_fleet.bundle.manifest import Bundle
 from lmcache_fleet import kv_store
+from lmcache_fleet.bundle.manifest import Bundle
 from lmcache_fleet.changes import Change
 from lmcache_fleet.containers import ContainerFault, ContainerHost, WantedImage, wanted_image
 from lmcache_fleet.digest import canonical_json

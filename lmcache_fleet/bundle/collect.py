@@ -32,6 +32,7 @@ from lmcache_fleet.installer import DEFAULT_UV, UV_ENV
 from lmcache_fleet.judge import model_name
 from lmcache_fleet.lock import oldest_glibc
 from lmcache_fleet.playbook.model import (
+    ContainerImageStep,
     ModelStep,
     NativeBuildStep,
     PackagesStep,
@@ -118,6 +119,11 @@ class _Collector:
         )
 
     def add(self, playbook: Playbook) -> None:
+        for image in playbook.of_kind(ContainerImageStep):
+            raise NoBundle(
+                f"container_image {image.name}: images are not carried",
+                "mirror them to a registry of the site and name that in the playbook's variables",
+            )
         archives = self._sources(playbook)
         try:
             playbook = expanded(playbook, archives, self.platform.arch)
