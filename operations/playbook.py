@@ -124,7 +124,7 @@ def _calls(session: Session, plan: HostPlan, playbook: Playbook, settings: HostS
     The release's directory is made before the first step that puts something into it, the service's account and files
     before anything is proved as that account or started, and old releases go last.
     """
-    if plan.bundle is not None:
+    if settings.bundle is not None:
         yield "00 bundle", partial(bundle, session, plan)
     made = False
     services = playbook.of_kind(ServiceStep)
