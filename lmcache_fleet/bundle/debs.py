@@ -58,12 +58,26 @@ def fetch_debs(names: Sequence[str], arch: str, work: Path) -> tuple[list[Path],
     _apt(config, "apt-get", "-q", "update")
     _apt(config, "apt-get", "-q", "-y", "--no-install-recommends", "--download-only", "install", "--", *names)
     files = sorted((work / "cache" / "archives").glob("*.deb"))
-    stanzas = []
-    for path in files:
-        name, version = name_and_version(path.name)
-        text = _apt(config, "apt-cache", "show", "--", f"{name}={version}").split("\n\n")[0].strip()
-        stanzas.append(re.sub(r"^Filename: .*$", f"Filename: ./{path.name}", text, count=1, flags=re.MULTILINE))
-    return files, "\n\n".join([*stanzas, ""])
+    wanted = ["=".join(name_and_version(path.name)) for path in files]
+    return files, flat_index(_apt(config, "apt-cache", "show", "--", *wanted), [path.name for path in files])
+
+
+def flat_index(text: str, files: Sequence[str]) -> str:
+    """The index of a flat repository.
+
+    Args:
+        text: entries of its packages, as `apt-cache show` prints them; others and repeated ones are left out.
+        files: names of its files.
+    """
+    wanted = {name_and_version(file): file for file in files}
+    found = {}
+    for stanza in text.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version): (.+)$", stanza, re.MULTILINE))
+        key = (fields.get("Package", ""), fields.get("Version", ""))
+        if key in wanted:
+            at = f"Filename: ./{wanted[key]}"
+            found[key] = re.sub(r"^Filename: .*$", at, stanza.strip(), flags=re.MULTILINE)
+    return "".join(f"{found[key]}\n\n" for key in sorted(found))
 
 
 def name_and_version(file: str) -> tuple[str, str]:

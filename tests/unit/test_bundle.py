@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from lmcache_fleet.bundle.artifacts import import_artifacts
 from lmcache_fleet.bundle.collect import NoBundle, make_bundle
+from lmcache_fleet.bundle.debs import flat_index
 from lmcache_fleet.bundle.manifest import Bundle, BundledFile, Manifest, damage, packages_key, read_bundle
 from lmcache_fleet.bundle.wheels import chosen, tags_of
 from lmcache_fleet.cli import main
@@ -374,3 +375,12 @@ def test_sources_and_extensions_go_into_the_store_and_what_is_there_stays(tmp_pa
     assert import_artifacts(bundle, store) == ["sources/s/d1", "wheels/p/k1"]
     assert json.loads((store / "sources/s/tags.json").read_text()) == {"repo v1": "mine", "repo v2": "c2"}
     assert import_artifacts(bundle, store) == []
+
+
+def test_a_flat_index_has_each_package_of_the_files_once_at_its_place() -> None:
+    entry = "Package: {0}\nVersion: {1}\nDepends: libc6 (>= 2.34)\nFilename: pool/main/{0}.deb\nSHA256: 1\n"
+    text = "\n".join(entry.format(*item) for item in (("a", "1:2.0-1"), ("a", "1:2.0-1"), ("a", "1.9"), ("b", "3")))
+    assert flat_index(text, ["a_1%3a2.0-1_amd64.deb", "b_3_all.deb"]) == (
+        "Package: a\nVersion: 1:2.0-1\nDepends: libc6 (>= 2.34)\nFilename: ./a_1%3a2.0-1_amd64.deb\nSHA256: 1\n\n"
+        "Package: b\nVersion: 3\nDepends: libc6 (>= 2.34)\nFilename: ./b_3_all.deb\nSHA256: 1\n\n"
+    )

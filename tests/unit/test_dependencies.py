@@ -71,7 +71,7 @@ def test_our_answer_is_that_of_pip_check(tmp_path: Path) -> None:
         (info / "METADATA").write_text("\n".join(lines) + "\n")
     seen = json.loads(
         subprocess.run(
-            [sys.executable, "-S", "-c", program_source(PROGRAM)], env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=True,
+            [sys.executable, "-S", "-c", program_source(PROGRAM)], env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=True, cwd=tmp_path,
         ).stdout
     )  # fmt: skip
     ours = conflicts(read_installed(seen), HERE)
