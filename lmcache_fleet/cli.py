@@ -18,8 +18,10 @@ from lmcache_fleet.cli_fleet import plan, status
 from lmcache_fleet.cli_lab import lab
 from lmcache_fleet.cli_lock import lock
 from lmcache_fleet.cli_preflight import explain, preflight
+from lmcache_fleet.cli_report import report
 from lmcache_fleet.cli_rollout import rollback, rollout
 from lmcache_fleet.cli_settings import setting
+from lmcache_fleet.cli_systems import systems
 from lmcache_fleet.problems import InputError
 
 
@@ -34,6 +36,7 @@ def main() -> None:
 
 main.add_command(lab)
 main.add_command(lock)
+main.add_command(systems)
 main.add_command(bundle)
 main.add_command(drain)
 main.add_command(undrain)
@@ -44,6 +47,7 @@ main.add_command(rollback)
 main.add_command(adopt)
 main.add_command(preflight)
 main.add_command(explain)
+main.add_command(report)
 
 
 @main.command()

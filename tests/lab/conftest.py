@@ -65,6 +65,11 @@ class RunningLab:
         self.lab.reimage(names, profile=profile, adopt=adopt)
 
 
+def lab_name() -> str:
+    """The lab of this process: side by side, every worker has hosts of its own."""
+    return os.environ.get("LMCACHE_FLEET_LAB_NAME") or f"test{os.environ.get('PYTEST_XDIST_WORKER', '')}"
+
+
 @pytest.fixture(scope="session")
 def lab() -> Iterator[RunningLab]:
     """Four booted hosts. LMCACHE_FLEET_TEST_PROFILE is their hardware, LMCACHE_FLEET_TEST_KEEP leaves them running."""
@@ -73,7 +78,7 @@ def lab() -> Iterator[RunningLab]:
     missing, command = base.requirements()
     if missing:
         pytest.skip(f"the lab needs {', '.join(missing)}: {command}")
-    paths = Paths.here(os.environ.get("LMCACHE_FLEET_LAB_NAME") or "test")
+    paths = Paths.here(lab_name())
     # Two test runs at once would reimage each other's hosts: the second waits.
     with locked(paths.lab / "tests.lock"):
         yield from use(Lab(paths))

@@ -15,7 +15,7 @@ import pytest
 from lab import base
 from lab.hosts import Lab
 from lab.state import Paths, locked
-from tests.lab.conftest import RunningLab
+from tests.lab.conftest import RunningLab, lab_name
 from tests.lab.fleet import Fleet
 
 PROFILES = {
@@ -40,7 +40,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     missing, command = base.requirements()
     if missing:
         pytest.skip(f"the lab needs {', '.join(missing)}: {command}")
-    paths = Paths.here(f"{os.environ.get('LMCACHE_FLEET_LAB_NAME') or 'test'}-mixed")
+    paths = Paths.here(f"{lab_name()}-mixed")
     with locked(paths.lab / "tests.lock"):
         mixed = Lab(paths)
         mixed.down()
