@@ -10,6 +10,7 @@ from pathlib import Path
 from lab import base
 from lab.shell import LabError, run
 from lab.state import Host, Paths, State
+from lab.vendors import vendor_of
 
 NO_HARDWARE = {"none", "cpu"}
 
@@ -32,7 +33,7 @@ def blank(paths: Paths, state: State, host: Host) -> None:
             os.chown(path, uid, gid)
     run(["chroot", root, "/usr/sbin/chpasswd"], stdin=f"operator:{state.operator_password}\n")
     if host.profile not in NO_HARDWARE:
-        call("lab.ascend", "install", root, host.profile)
+        call("lab.ascend" if vendor_of(host.profile) == "ascend" else "lab.vendors", "install", root, host.profile)
     # Written last: a disk without it was not finished, and is wiped.
     (paths.host(host.name) / "prepared").touch()
 

@@ -101,8 +101,9 @@ class Profile(_Strict):
 
 
 def names() -> list[str]:
-    """Gives the names of all profiles."""
-    return sorted(path.stem for path in PROFILE_DIR.glob("*.yaml"))
+    """Gives the names of all Ascend profiles; those of other vendors name their vendor."""
+    found = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in PROFILE_DIR.glob("*.yaml")}
+    return sorted(name for name, data in found.items() if "vendor" not in data)
 
 
 def load(name: str) -> Profile:

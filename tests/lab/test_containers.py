@@ -175,7 +175,7 @@ def site(lab: RunningLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         pytest.skip(f"the registry needs {', '.join(images.missing())}: apt-get install {' '.join(images.NEEDED)}")
     reuse = os.environ.get("LMCACHE_FLEET_TEST_REUSE")
     work = Path(reuse) if reuse else tmp_path_factory.mktemp("containers")
-    fleet = Fleet(lab, work / "artifacts", playbook="deploys/rocm_image.py")
+    fleet = Fleet(lab, work / "artifacts", playbook="deploys/rocm-image.py")
     state = lab.lab.reload()
     if not reuse:
         lab.reimage(HOST, profile="none")
@@ -333,7 +333,7 @@ def test_an_image_is_made_from_a_source_tree_once(site: Site) -> None:
     variables |= {"lmcache_repo": str(tree), "vendor": "rocm"}
     variables["build_args"] = {"BASE": site.variables["image"], "VLLM_VERSION": "nightly"}
     built = Site(
-        Fleet(site.fleet.lab, site.fleet.artifacts, "deploys/built_image.py"), site.registry, "", site.work, variables
+        Fleet(site.fleet.lab, site.fleet.artifacts, "deploys/built-image.py"), site.registry, "", site.work, variables
     )
     result = built.run("-y")
     assert result.code == 0, result.err

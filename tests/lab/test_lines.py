@@ -58,7 +58,7 @@ def installed(fleet: Fleet, release: str) -> set[str]:
 
 
 def test_what_cannot_be_had_is_told_before_anything_is_changed(fleet: Fleet) -> None:
-    fleet.playbook = "deploys/ascend_dsv4.py"
+    fleet.playbook = "deploys/ascend-dsv4.py"
     before = fleet.root("h1", f"find {PREFIX} /etc/systemd/system | sort", check=False)
     run = fleet.run("-y", "--json", "--limit", "h1", triton_ascend="9.9")
     assert run.code != 0
@@ -72,7 +72,7 @@ def test_what_cannot_be_had_is_told_before_anything_is_changed(fleet: Fleet) -> 
 
 
 def test_the_branch_for_lmcache_045_is_proven(fleet: Fleet) -> None:
-    release = proven(fleet, "deploys/ascend_dsv4.py")
+    release = proven(fleet, "deploys/ascend-dsv4.py")
     assert "lmcache-0.4.5" in installed(fleet, release)
     assert "discard_partial_chunks" in fleet.root("h1", f"cat {PREFIX}/current/bin/vllm")
     expected = fleet.root("h1", f"cat {PREFIX}/current/records/dependencies.json")
@@ -81,7 +81,7 @@ def test_the_branch_for_lmcache_045_is_proven(fleet: Fleet) -> None:
 
 def test_mp_mode_follows_on_the_same_host_and_is_proven(fleet: Fleet) -> None:
     before = fleet.releases("h1")
-    release = proven(fleet, "deploys/ascend_mp.py")
+    release = proven(fleet, "deploys/ascend-mp.py")
     assert before < fleet.releases("h1"), "the line before is still there to go back to"
     assert "lmcache-0.5.6" in installed(fleet, release)
     assert fleet.root("h1", f"systemctl is-active {SERVER}") == "active"

@@ -22,7 +22,7 @@ from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import read_playbook, resolve
 from lmcache_fleet.playbook.model import PackagesStep, Playbook, VenvStep
 from lmcache_fleet.shell import run_program
-from tests.real.wheel_index import serve
+from tests.wheel_index import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = str(Path(sys.executable).with_name("uv"))

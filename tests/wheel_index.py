@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote
 
 from lab.packages.wheel import normalized, write_wheel
 
-CP = f"cp3{sys.version_info[1]}"
-NATIVE = f"{CP}-{CP}-manylinux_2_28_x86_64"
+# Stands in a build's tag for the Python that the wheels are made for.
+NATIVE = "@PYTHON@-@PYTHON@-manylinux_2_28_x86_64"
 _TUPLE = "rocm7.2.4.torch2.10.git3d3aa833.cxx11abi1"
 _CUDA13 = ("torch", "cupy-cuda13x", "numpy<=2.2.6", "transformers>=5.4")
 _CUDA12 = ("torch", "cupy-cuda12x", "numpy<=2.2.6", "transformers>=5.4")
@@ -50,6 +50,7 @@ def builds() -> list[Build]:
         Build("simple", "transformers", "5.19.0"),
         Build("simple", "vllm", "0.32.0", requires=("torch==2.13.0", "numpy>=2", "transformers>=4.57")),
         Build("simple", "nixl", "1.3.0"),
+        Build("maca/simple", "mcpy", "13.1.0"),
         *(Build("simple", name, "13.6.0") for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy-rocm-7-0")),
     ]
     # torch's own indexes: other builds under the same versions, and old copies of common packages.
@@ -78,7 +79,7 @@ def builds() -> list[Build]:
     return [*index, *common, *torch, *pages]
 
 
-def site(folder: Path) -> dict[str, tuple[str, bytes]]:
+def site(folder: Path, minor: int) -> dict[str, tuple[str, bytes]]:
     """Path → content type and content of all pages and wheels."""
     listed: dict[str, list[str]] = {}
     served: dict[str, tuple[str, bytes]] = {}
@@ -106,9 +107,15 @@ def site(folder: Path) -> dict[str, tuple[str, bytes]]:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """The base URL of the running site."""
-    content = site(folder)
+def serve(folder: Path, address: str = "127.0.0.1", minor: int = sys.version_info[1]) -> Iterator[str]:
+    """The base URL of the running site.
+
+    Args:
+        folder: where the wheels are written.
+        address: this machine's, to listen on.
+        minor: wheels are for Python 3.minor.
+    """
+    content = site(folder, minor)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -128,10 +135,10 @@ def serve(folder: Path) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((address, 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http://{address}:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
