@@ -301,6 +301,19 @@ def offline_of(plan: HostPlan, step: PackagesStep) -> tuple[str | None, Offline 
     return laid_out(plan, [*packages.files], folder), Offline(folder, urls)
 
 
+def checked(sums: str) -> str:
+    """A script that ends with an error when files are not as their hashes say, and takes those away to be sent again.
+
+    Args:
+        sums: lines as sha256sum reads them.
+    """
+    return (
+        f"bad=$(printf %s {words(sums)} | sha256sum -c --quiet - 2>/dev/null | sed -n 's/: FAILED.*//p'); "
+        'if [ -n "$bad" ]; then printf \'%s\\n\' "$bad" | while IFS= read -r each; do rm -rf "${each%/*}"; done; '
+        'echo "error: damaged since it came, run again to have it sent anew: $bad"; exit 1; fi'
+    )
+
+
 def laid_out(plan: HostPlan, paths: list[str], folder: str, names: Iterable[str] | None = None) -> str:
     """A script that puts files of the bundle, checked once more, into a directory of their own.
 
@@ -318,6 +331,6 @@ def laid_out(plan: HostPlan, paths: list[str], folder: str, names: Iterable[str]
     below = sorted({str(Path(target).parent) for target in targets} | {folder})
     return script(
         f"umask 022; rm -rf {words(folder)} && mkdir -p {words(*below)}",
-        f"printf %s {words(sums)} | sha256sum -c --quiet --strict -" if sums else None,
+        checked(sums) if sums else None,
         *(f"ln {words(on_host(layout, path), target)}" for path, target in zip(paths, targets, strict=True)),
     )

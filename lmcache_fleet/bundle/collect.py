@@ -218,6 +218,7 @@ class _Collector:
             self.say(f"packages {step.name}: left to the hosts' own wheel folders ({error.cause})")
             self.packages.setdefault(key, BundledPackages(name=step.name, of=key, files=[]))
             return
+        self.say(f"packages {step.name}: {len(remotes)} files")
         files, urls = {}, {}
         named = {
             canonicalize_name(Requirement(pin).name): url
@@ -235,7 +236,6 @@ class _Collector:
                 files[remote.name] = self._fetch(remote, step)
         if key not in self.packages:
             self.packages[key] = BundledPackages(name=step.name, of=key, files=sorted(files.values()), urls=urls)
-        self.say(f"packages {step.name}: {len(files)} files")
 
     def _build_requirements(self, step: PackagesStep, is_pip: bool, sdists: Iterable[str]) -> list[Remote]:
         wanted: set[str] = set()

@@ -43,8 +43,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def connected(fleet: Fleet) -> dict[str, str]:
-    """What the host was with a network: its release, and each installed distribution's version."""
-    run = fleet.run("-y")
+    """What a network makes of the host: its release, proved off-line, and each installed distribution's version."""
+    run = fleet.run("-y", "--data", "until=prepared")
     assert run.code == 0, run.err
     return installed(fleet)
 
@@ -76,12 +76,13 @@ def command(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def installed(fleet: Fleet) -> dict[str, str]:
     program = (
-        f"import json, sys; sys.path[:] = ['{PREFIX}/current/venv/lib/python3.11/site-packages', *sys.path]; "
+        f"import json, glob; places = glob.glob('{PREFIX}/releases/*/venv/lib/python3*/site-packages'); "
         "from importlib.metadata import distributions as found; "
-        "print(json.dumps({item.name: item.version for item in found(path=sys.path[:1])}))"
+        "print(json.dumps({item.name: item.version for item in found(path=places)}))"
     )
+    (release,) = fleet.releases("h1")
     versions: dict[str, str] = json.loads(fleet.python("h1", program))
-    return {"release": fleet.serving("h1"), **versions}
+    return {"release": release, **versions}
 
 
 def test_an_altered_bundle_is_refused_before_anything_is_touched(site: Fleet, bundle: Path) -> None:
@@ -109,6 +110,7 @@ def test_a_blank_host_without_a_network_gets_the_same_release_and_tries_no_conne
     run = site.run("-y", "--json", "--data", f"bundle={bundle}", limit=600)
     assert run.code == 0, run.err
     assert installed(site) == connected
+    assert site.serving("h1") == connected["release"]
     assert site.active("h1")
     assert site.evidence("h1", connected["release"], "online")["ok"]
     assert {("h1", "00 bundle"), ("h1", "01 system_packages")} <= run.changed

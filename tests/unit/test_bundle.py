@@ -28,7 +28,7 @@ from lmcache_fleet.playbook.model import PackagesStep, Playbook, VenvStep
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.release import HostKey, release_spec
 from lmcache_fleet.resolution import Platform, Unresolved
-from operations.bundle import batches
+from operations.bundle import batches, checked
 from tests.unit.local_index import LocalIndex
 
 UV = str(Path(sys.executable).parent / "uv")
@@ -384,3 +384,21 @@ def test_a_flat_index_has_each_package_of_the_files_once_at_its_place() -> None:
         "Package: a\nVersion: 1:2.0-1\nDepends: libc6 (>= 2.34)\nFilename: ./a_1%3a2.0-1_amd64.deb\nSHA256: 1\n\n"
         "Package: b\nVersion: 3\nDepends: libc6 (>= 2.34)\nFilename: ./b_3_all.deb\nSHA256: 1\n\n"
     )
+
+
+@pytest.mark.parametrize("damage_it", [None, "altered", "missing"])
+def test_a_file_that_was_damaged_on_the_host_is_told_and_goes(tmp_path: Path, damage_it: str | None) -> None:
+    root = small(tmp_path / "a b")
+    files = sorted(root.glob("files/*/*.whl"))
+    sums = "".join(f"{path.parent.name}  {path}\n" for path in files)
+    if damage_it == "altered":
+        files[0].write_text("x")
+    elif damage_it == "missing":
+        files[0].unlink()
+    done = subprocess.run(["sh", "-c", f"{checked(sums)}; echo on"], capture_output=True, text=True, check=False)
+    assert (done.returncode, files[0].parent.exists(), files[1].exists()) == (
+        1 if damage_it else 0,
+        not damage_it,
+        True,
+    )
+    assert ("run again" in done.stdout, "on" in done.stdout.splitlines()) == (bool(damage_it), not damage_it)
