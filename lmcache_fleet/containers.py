@@ -14,6 +14,7 @@ from lmcache_fleet.digest import digest
 from lmcache_fleet.layout import STATE_DIRECTORY, ReleaseLayout
 from lmcache_fleet.plain import Plain
 from lmcache_fleet.playbook.model import ContainerImageStep, ServiceStep, parsed_requirement
+from lmcache_fleet.problems import Trouble
 from lmcache_fleet.registry import image_name
 
 SPEC_LABEL = "lmcache-fleet.spec"
@@ -21,18 +22,8 @@ SPEC_LABEL = "lmcache-fleet.spec"
 USER, WORK = "@USER@", "@WORK@"
 
 
-class ContainerFault(Exception):
-    """The host can't run the container as it must be run.
-
-    Args:
-        cause: what is missing.
-        remedy: what to do about it.
-    """
-
-    def __init__(self, cause: str, remedy: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.remedy = remedy
+class ContainerFault(Trouble):
+    """The host can't run the container as it must be run."""
 
 
 @dataclass(frozen=True, slots=True)

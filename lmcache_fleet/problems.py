@@ -1,4 +1,4 @@
-"""What is wrong with an input file, said so that the reader can mend it: where, what, and the nearest valid name."""
+"""What is wrong, said so that the reader can mend it: in an input file with its place and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -29,6 +29,20 @@ class Problem:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         where = f" {self.where}:" if self.where else ""
         return f"{place}:{where} {self.message}"
+
+
+class Trouble(Exception):
+    """Something that can't be done, said so that it can be helped.
+
+    Args:
+        cause: what is wrong.
+        remedy: what to do about it; empty when nobody knows.
+    """
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
 
 
 class InputError(Exception):

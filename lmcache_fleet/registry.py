@@ -11,6 +11,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmcache_fleet.problems import Trouble
 from lmcache_fleet.store import store_root
 
 _TYPES = (
@@ -23,18 +24,8 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _TIMEOUT = 30
 
 
-class RegistryError(Exception):
-    """A tag's digest can't be had.
-
-    Args:
-        cause: what happened.
-        remedy: what to do.
-    """
-
-    def __init__(self, cause: str, remedy: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.remedy = remedy
+class RegistryError(Trouble):
+    """A tag's digest can't be had."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 from lmcache_fleet.digest import digest
 from lmcache_fleet.plain import Plain
 from lmcache_fleet.playbook.model import KvStoreStep, Playbook, StepBase, SystemPackagesStep, VenvStep, VerifyStep
+from lmcache_fleet.problems import Trouble
 
 # Steps that make up a release. The others change the host (packages of the distribution) or look at it (evidence).
 _OUTSIDE_A_RELEASE = (SystemPackagesStep, VerifyStep, KvStoreStep)
@@ -219,17 +220,8 @@ def revision(name: str) -> int:
     return int(found[1]) if found else 1
 
 
-class NoWayBack(Exception):
-    """A host can't go back to the wanted release.
-
-    Args:
-        cause: why not.
-        remedy: what to do about it.
-    """
-
-    def __init__(self, cause: str, remedy: str) -> None:
-        super().__init__(cause)
-        self.remedy = remedy
+class NoWayBack(Trouble):
+    """A host can't go back to the wanted release."""
 
 
 def rollback_target(host: HostReleases, wanted: str | None) -> str:

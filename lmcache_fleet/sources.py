@@ -19,23 +19,14 @@ from typing import Any
 from lmcache_fleet.digest import digest
 from lmcache_fleet.patches import PatchResult, apply_patch, is_needed
 from lmcache_fleet.playbook.model import SourceStep
+from lmcache_fleet.problems import Trouble
 from lmcache_fleet.store import file_sha256, staged, store_root
 
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
 
-class SourceError(Exception):
-    """A source tree can't be made.
-
-    Args:
-        cause: what happened.
-        remedy: what to do.
-    """
-
-    def __init__(self, cause: str, remedy: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.remedy = remedy
+class SourceError(Trouble):
+    """A source tree can't be made."""
 
 
 @dataclass(frozen=True, slots=True)

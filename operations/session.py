@@ -23,6 +23,7 @@ from lmcache_fleet.changes import Change
 from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.failures import explain
 from lmcache_fleet.layout import Layout
+from lmcache_fleet.problems import Trouble
 from lmcache_fleet.recording import recorder_of
 from lmcache_fleet.shell import words
 from operations.failing import note_failure
@@ -34,18 +35,8 @@ _SURVEY_TIMEOUT = 180
 _ORPHAN_WAIT = 900
 
 
-class HostFault(Exception):
-    """This host can't be brought to the wanted state.
-
-    Args:
-        cause: what is wrong.
-        remedy: what to do about it.
-    """
-
-    def __init__(self, cause: str, remedy: str = "") -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.remedy = remedy
+class HostFault(Trouble):
+    """This host can't be brought to the wanted state."""
 
 
 class Session:

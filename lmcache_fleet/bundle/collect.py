@@ -41,6 +41,7 @@ from lmcache_fleet.playbook.model import (
     SystemPackagesStep,
     VenvStep,
 )
+from lmcache_fleet.problems import Trouble
 from lmcache_fleet.requirement_files import RequirementsFileError, expanded
 from lmcache_fleet.resolution import Platform, Unresolved, failure_of, platform_of, resolve_step, uv_call
 from lmcache_fleet.shell import PROGRAMS
@@ -51,18 +52,8 @@ _HUB_CLIENT = "huggingface_hub>=0.34,<2"
 Say = Callable[[str], None]
 
 
-class NoBundle(Exception):
-    """A bundle can't be made.
-
-    Args:
-        cause: what can't be had.
-        remedy: what to do about it.
-    """
-
-    def __init__(self, cause: str, remedy: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.remedy = remedy
+class NoBundle(Trouble):
+    """A bundle can't be made."""
 
 
 def make_bundle(playbooks: Sequence[Playbook], arch: str, root: Path, say: Say) -> Manifest:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from lmcache_fleet.problems import Trouble
+
 if TYPE_CHECKING:
     # The settings themselves hold what is told here.
     from lmcache_fleet.inventory import HostSettings
@@ -13,18 +15,8 @@ Say = Callable[[str], None]
 """Told about waits of more than some seconds, and about what was left as it was found."""
 
 
-class DrainError(Exception):
-    """A host can't be taken out of service, or not be put back.
-
-    Args:
-        cause: what is wrong.
-        remedy: what to do about it; empty when nobody knows.
-    """
-
-    def __init__(self, cause: str, remedy: str = "") -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.remedy = remedy
+class DrainError(Trouble):
+    """A host can't be taken out of service, or not be put back."""
 
 
 class Drain(Protocol):
