@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 
 from pyinfra import host, state
 from pyinfra.api.exceptions import DeployError
@@ -12,32 +11,29 @@ from pyinfra.api.exceptions import DeployError
 from lmcache_fleet.inventory import data_layers, host_settings
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import read_playbook
-from lmcache_fleet.playbook.model import Playbook, SourceStep
+from lmcache_fleet.playbook.model import Playbook, SourceStep, VenvStep
 from lmcache_fleet.preflight.catalogue import LANGUAGES, Finding, findings
 from lmcache_fleet.preflight.control import unreachable
 from lmcache_fleet.preflight.observation import ControlObservation, HostObservation, Subject
 from lmcache_fleet.preflight.packages import index_urls
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
+from lmcache_fleet.resolution import platform_of, unresolved
 from operations.bundle import use_bundle
 from operations.observe import observe
 from operations.plan import HostPlan, source_tree
 from operations.session import HostFault, Session, session_for
-
-Lacking = tuple[tuple[str, str, str], ...]
-Resolve = Callable[[Playbook, HostObservation], Lacking]
 
 # Hosts are prepared side by side: what the control machine is asked for all of them is asked by the first.
 _asking = threading.Lock()
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
-def preflight_playbook(default: str, resolve: Resolve | None = None) -> None:
+def preflight_playbook(default: str) -> None:
     """Say what stands in the way of a playbook on the current host; the host fails when anything surely does.
 
     Args:
         default: the playbook's file, relative to the checkout; the host's data may name another as `playbook`.
-        resolve: tells (step, cause, remedy) of each packages step whose pins can't be had for the host.
 
     Nothing is changed. A fault of this host fails this host alone.
     """
@@ -51,7 +47,7 @@ def preflight_playbook(default: str, resolve: Resolve | None = None) -> None:
     except InputError as error:
         raise DeployError(str(error)) from error
     session.step = "preflight"
-    found = _judged(session, plan, resolve)
+    found = _judged(session, plan)
     if session.recorder:
         session.recorder.findings[this.name] = found
     language = os.environ.get("LMCACHE_FLEET_LANG", "en")
@@ -67,7 +63,7 @@ def preflight_playbook(default: str, resolve: Resolve | None = None) -> None:
         session.progress("ready")
 
 
-def _judged(session: Session, plan: HostPlan, resolve: Resolve | None) -> list[Finding]:
+def _judged(session: Session, plan: HostPlan) -> list[Finding]:
     seen = observe(session, plan)
     if seen.arch is None:
         # Without an answer there is no playbook of the host's either: any architecture's will do to say so.
@@ -75,11 +71,11 @@ def _judged(session: Session, plan: HostPlan, resolve: Resolve | None) -> list[F
     with _asking:
         # What comes from a bundle is asked of nobody.
         asks = plan.bundle is None
-        control = _control(plan.playbook, seen, resolve) if asks else ControlObservation()
+        control = _control(plan.playbook, seen) if asks else ControlObservation()
     return findings(Subject(plan.playbook, seen, control))
 
 
-def _control(playbook: Playbook, seen: HostObservation, resolve: Resolve | None) -> ControlObservation:
+def _control(playbook: Playbook, seen: HostObservation) -> ControlObservation:
     sources = []
     steps: list[SourceStep] = playbook.of_kind(SourceStep)
     for step in steps:
@@ -91,5 +87,14 @@ def _control(playbook: Playbook, seen: HostObservation, resolve: Resolve | None)
         return ControlObservation(sources=tuple(sources))
     lost = unreachable(index_urls(playbook))
     # What can't be reached can't be resolved either, and would only be said twice, after a long wait.
-    unresolved = resolve(playbook, seen) if resolve and not lost else ()
-    return ControlObservation(lost, unresolved, tuple(sources))
+    lacking = () if lost else _lacking(playbook, seen)
+    return ControlObservation(lost, lacking, tuple(sources))
+
+
+def _lacking(playbook: Playbook, seen: HostObservation) -> tuple[tuple[str, str, str], ...]:
+    """Each packages step whose pins can't be had for the host: (step, cause, remedy)."""
+    venvs = playbook.of_kind(VenvStep)
+    if not venvs or not venvs[0].resolve_first:
+        return ()
+    found = unresolved(playbook, platform_of(playbook, seen.arch or "", seen.glibc))
+    return tuple((item.step, item.cause, item.remedy) for item in found)

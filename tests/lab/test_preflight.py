@@ -141,3 +141,10 @@ def test_a_host_that_cannot_be_reached_is_named_and_the_others_are_judged(fleet:
     assert status == 1
     assert hosts["h1"]["ready"]
     assert hosts["h4"]["failed"]["step"] == "connect"
+
+
+def test_a_pin_that_no_index_has_is_named_while_nothing_is_touched(fleet: Fleet) -> None:
+    code, hosts = preflight(fleet, "--limit", "h1", "--data", f"vars={json.dumps({'triton_ascend': '9.9'})}")
+    assert code == 1
+    assert errors(hosts["h1"]) == {"pin-unavailable"}
+    assert "triton-ascend==9.9" in messages(hosts["h1"])["pin-unavailable"]
