@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from facts.system import System
 from facts.system_packages import AptPackages, DnfPackages
 from lmcache_fleet.changes import Change
 from lmcache_fleet.playbook.model import SystemPackagesStep
@@ -57,4 +56,5 @@ def system_packages(session: Session, plan: HostPlan, step: SystemPackagesStep) 
         timeout=step.lock_timeout + 3600,
         doing=f"installing {', '.join(missing)}",
     )
-    session.forget(AptPackages, DnfPackages, System)
+    # A package may bring anything: an interpreter, a container engine, a group.
+    session.forget()

@@ -93,7 +93,7 @@ def site(folder: Path, minor: int) -> dict[str, tuple[str, bytes]]:
             build.name,
             build.version,
             files,
-            tag=build.tag,
+            tag=build.tag.replace("@PYTHON@", f"cp3{minor}"),
             requires=build.requires,
         )
         path = f"/files/{build.page}/{wheel.name}"

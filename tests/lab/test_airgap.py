@@ -17,7 +17,7 @@ import pytest
 from lab import base, faults, services
 from lab.hosts import Lab
 from lab.state import Paths, locked
-from tests.lab.conftest import REPO, RunningLab
+from tests.lab.conftest import REPO, RunningLab, lab_name
 from tests.lab.fleet import PREFIX, Fleet
 
 
@@ -29,7 +29,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     missing, command = base.requirements()
     if missing:
         pytest.skip(f"the lab needs {', '.join(missing)}: {command}")
-    paths = Paths.here(f"{os.environ.get('LMCACHE_FLEET_LAB_NAME') or 'test'}-airgap")
+    paths = Paths.here(f"{lab_name()}-airgap")
     with locked(paths.lab / "tests.lock"):
         alone = Lab(paths)
         alone.down()
