@@ -1,0 +1,79 @@
+"""Run the benchmarks: ``scripts/bench`` calls this inside the project's environment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab_fleet import Bench, end_states, host_counts, recorded_answer, start_of_pyinfra, warm_store
+from benchmarks.measure import ROOT
+from benchmarks.page import page
+from benchmarks.scale import many_hosts
+
+
+def main() -> None:
+    """Measure, and write results and page."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two hosts, short scale, one run each: a few minutes")
+    parser.add_argument("--environment", type=Path, required=True, help="virtual environment of the peers")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--times", type=int, default=5, help="runs that a median is made of")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results.json")
+    options = parser.parse_args()
+    if options.quick:
+        options.hosts, options.times = 2, 3
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:6.0f} s] {text}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="lmcache-fleet-bench-") as folder:
+        bench = Bench(options.environment, Path(folder), say)
+        try:
+            results = measure(bench, options.hosts, options.times, quick=options.quick)
+        finally:
+            bench.lab.reload()
+            bench.lab.down()
+    results["took_s"] = round(time.monotonic() - began)
+    results["command"] = "scripts/bench --quick" if options.quick else "scripts/bench"
+    options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    say(f"{options.output.relative_to(ROOT) if options.output.is_relative_to(ROOT) else options.output}")
+    if not options.quick:
+        (ROOT / "docs" / "performance.md").write_text(page(results), encoding="utf-8")
+        say("docs/performance.md")
+
+
+def measure(bench: Bench, hosts: int, times: int, *, quick: bool) -> dict[str, Any]:
+    """All figures.
+
+    Args:
+        bench: hosts and peers.
+        hosts: how many lab hosts the peers are compared on.
+        times: runs a median is made of.
+        quick: leave out what takes long.
+    """
+    results: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
+        "hosts": hosts,
+        "runs": times,
+        "pyinfra_start": start_of_pyinfra(times),
+        "peers": end_states(bench, hosts, times),
+    }
+    results["warm"] = warm_store(bench, hosts)
+    results["ssh_true"] = host_counts(bench, [hosts] if quick else [1, 2, 4, 8], times)
+    answer, variables = recorded_answer(bench)
+    counts, delays = ([10, 100], [0.0]) if quick else ([10, 100, 500, 1000], [0.0, 0.05])
+    results["scale"] = many_hosts(answer, variables, counts, delays, 1, bench.say, bench.store)
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""docs/performance.md from the results: every figure there comes from here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OURS = "lmcache-fleet"
+_HEAD = """# Performance
+
+Written by `{command}` on {date}: {cpus} cores, {arch}, Python {python}; medians of {runs} runs. All hosts are lab hosts
+(docs/lab.md) on the same machine, which also runs the control process: on machines of their own, what the hosts do side
+by side costs less for everybody. Read the ratios, not the seconds.
+
+The peers (`benchmarks/peers/`) bring blank hosts to the end state of `deploys/ascend.py` as far as they have the means:
+Ansible with pipelining, ControlPersist and forks for all hosts, the same with mitogen's strategy, and pyinfra's own
+operations. None of them proves the KV offload, keeps the old release serving, or shares a native build among hosts.
+"""
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page.
+
+    Args:
+        results: as `scripts/bench` wrote them.
+    """
+    machine = results["machine"]
+    head = _HEAD.format(
+        command=results["command"], date=results["date"], cpus=machine["cpus"], arch=machine["arch"],
+        python=machine["python"], runs=results["runs"],
+    )  # fmt: skip
+    parts = [head, _peers(results), _floor(results), _scale(results)]
+    return "\n".join(parts)
+
+
+def ratios(results: dict[str, Any], what: str) -> dict[str, float]:
+    """How many times as long as ours each peer takes.
+
+    Args:
+        results: as `scripts/bench` wrote them.
+        what: name of the measurement.
+    """
+    ours = results["peers"][_OURS][what]["wall_s"]
+    return {
+        name: round(found[what]["wall_s"] / ours, 1) for name, found in results["peers"].items() if name != _OURS
+    }
+
+
+def _peers(results: dict[str, Any]) -> str:
+    names = list(results["peers"])
+    labels = {
+        "converged": "nothing to do",
+        "dry_run": "dry run, nothing to do",
+        "one_line_changed": "one line of the configuration changed",
+        "first_converge": "blank hosts",
+    }
+    lines = [
+        f"## {results['hosts']} hosts\n",
+        "| wall seconds | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for what, label in labels.items():
+        cells = []
+        for name in names:
+            wall = results["peers"][name][what]["wall_s"]
+            times = "" if name == _OURS else f" ({ratios(results, what)[name]:g}×)"
+            cells.append(f"{wall:.1f}{times}")
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    warm = results["warm"]
+    blanks = [" – "] * (len(names) - 1)
+    for key, label in (
+        ("first_converge_warm_store", "blank hosts, artifact store warm"),
+        ("reimage_to_verified", "one host reimaged, until verified"),
+    ):
+        lines.append(f"| {label} | " + " | ".join([f"{warm[key]['wall_s']:.1f}", *blanks]) + " |")
+    counts = {"commands_per_host": "commands a host, nothing to do", "kib_per_host": "KiB a host, likewise"}
+    for key, label in counts.items():
+        cells = [f"{results['peers'][name]['traffic'][key]:g}" for name in names]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    note = (
+        "\nA changed line of configuration is a whole new release for us: built beside the serving one, proved "
+        "off-line, switched to, proved on-line. The peers write the file and restart.\n"
+    )
+    return "\n".join(lines) + "\n" + note + "\n" + _bars(results)
+
+
+def _bars(results: dict[str, Any]) -> str:
+    names = list(results["peers"])
+    values = ", ".join(f"{results['peers'][name]['converged']['wall_s']:.1f}" for name in names)
+    axis = ", ".join(f'"{name}"' for name in names)
+    return (
+        "```mermaid\nxychart-beta\n"
+        f'    title "Nothing to do on {results["hosts"]} hosts"\n    x-axis [{axis}]\n'
+        f'    y-axis "seconds"\n    bar [{values}]\n```\n'
+    )
+
+
+def _floor(results: dict[str, Any]) -> str:
+    start = results["pyinfra_start"]["wall_s"]
+    lines = [
+        "## Beside the floor\n",
+        f"pyinfra's own start takes {start:.2f} s; nothing that runs in it is faster.\n",
+        "| hosts | converged run | `ssh HOST true` to all | floor (both) | times the floor |",
+        "|---|---|---|---|---|",
+    ]
+    for count, found in results["ssh_true"].items():
+        ran, ssh = found["converged"]["wall_s"], found["ssh_true"]["wall_s"]
+        lines.append(f"| {count} | {ran:.2f} | {ssh:.2f} | {ssh + start:.2f} | {ran / (ssh + start):.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _scale(results: dict[str, Any]) -> str:
+    lines = [
+        "## Many hosts\n",
+        "pyinfra's `@fake` connector answers with what one converged lab host answered. CPU a host is what each "
+        "further host costs: the smallest fleet's is taken off.\n",
+        "| command | hosts | delay a command | wall | CPU | CPU a host | peak memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    least = {row["command"]: row for row in reversed(results["scale"]) if row["delay_s"] == 0}
+    for row in results["scale"]:
+        base = least[row["command"]]
+        further = row["hosts"] - base["hosts"]
+        each = f"{1000 * (row['cpu_s'] - base['cpu_s']) / further:.1f} ms" if further else "–"
+        lines.append(
+            f"| `{row['command']}` | {row['hosts']} | {1000 * row['delay_s']:.0f} ms | {row['wall_s']:.1f} s | "
+            f"{row['cpu_s']:.1f} s | {each} | {row['peak_mib']:.0f} MiB |"
+        )
+    return "\n".join(lines) + "\n"
