@@ -55,6 +55,9 @@ _left_by_the_module_before: list[tuple[dict[str, str], Fleet]] = []
 
 def next_module_wants_the_fleet(request: pytest.FixtureRequest) -> bool:
     """Whether the module that runs after this one uses the fixture `fleet` too."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Side by side, nobody knows which module a worker gets next.
+        return False
     items = request.session.items
     last = max(number for number, item in enumerate(items) if item.path == request.path)
     return any("fleet" in getattr(item, "fixturenames", ()) for item in items[last + 1 : last + 2])
