@@ -160,7 +160,9 @@ def _trusted(host: Observed) -> bool:
 
 def is_experimental(wanted: AcceleratorRequirement | None, soc: str | None) -> bool:
     """Whether a SoC is one of those that a playbook calls experimental."""
-    return bool(wanted and soc) and any(fnmatch.fnmatchcase(soc or "", item) for item in wanted.experimental)  # type: ignore[union-attr]
+    if wanted is None or soc is None:
+        return False
+    return any(fnmatch.fnmatchcase(soc, pattern) for pattern in wanted.experimental)
 
 
 def _version(what: str, condition: str | None, version: Version | None, remedy: str) -> list[Shortfall]:

@@ -11,12 +11,15 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.failures import explain
 from lmcache_fleet.installer import UV_ENV
+from lmcache_fleet.once import Once
 from lmcache_fleet.playbook.model import PackagesStep, Playbook, VenvStep
+from lmcache_fleet.problems import Trouble
 
 _LIMIT = 300
 # What uv knows by name; older and newer C libraries take the nearest below.
@@ -63,7 +66,7 @@ class Locked:
     hashes: tuple[str, ...] = ()
 
 
-class Unresolved(Exception):
+class Unresolved(Trouble):
     """A packages step whose pins can't be had.
 
     Args:
@@ -73,10 +76,8 @@ class Unresolved(Exception):
     """
 
     def __init__(self, step: str, cause: str, remedy: str) -> None:
-        super().__init__(cause)
+        super().__init__(cause, remedy)
         self.step = step
-        self.cause = cause
-        self.remedy = remedy
 
 
 def platform_of(playbook: Playbook, arch: str, glibc: str | None = None) -> Platform:
@@ -109,23 +110,30 @@ def unresolved(
         if needs_host(step):
             continue
         key = canonical_json([step.model_dump(mode="json"), platform.uv_name, platform.python, _is_pip(playbook)])
-        if key not in _known:
-            try:
-                resolve_step(step, platform, is_pip=_is_pip(playbook))
-                _known[key] = None
-            except Unresolved as error:
-                _known[key] = error
-        failure = _known[key]
-        if failure is not None:
+        try:
+            _resolved.get(key, partial(resolve_step, step, platform, is_pip=_is_pip(playbook)))
+        except Unresolved as failure:
             found.append(failure)
     return tuple(found)
 
 
-_known: dict[str, Unresolved | None] = {}
+_resolved: Once[str, tuple[Locked, ...]] = Once()
 
 
 def _is_pip(playbook: Playbook) -> bool:
     return any(venv.installer == "pip" for venv in playbook.of_kind(VenvStep))
+
+
+@lru_cache(maxsize=1)
+def default_index() -> str:
+    """The index that installers ask when a step names none. uv says it itself; pip has the same."""
+    from uv import find_uv_bin
+
+    done = subprocess.run([find_uv_bin(), "pip", "install", "--help"], capture_output=True, text=True, check=True)
+    found = re.search(r"The default package index \(by default: <(https://[^>]+)>\)", " ".join(done.stdout.split()))
+    if found is None:
+        raise RuntimeError("uv doesn't say what its default index is")
+    return found[1]
 
 
 def needs_host(step: PackagesStep) -> bool:

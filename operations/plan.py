@@ -22,6 +22,7 @@ from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.envfile import render_env
 from lmcache_fleet.judge import Wanted, changes_of, container_of, damage, evidence_change, owned_packages
 from lmcache_fleet.layout import Layout
+from lmcache_fleet.once import Once
 from lmcache_fleet.playbook.load import ARCHITECTURES, resolve
 from lmcache_fleet.playbook.model import (
     ContainerImageStep,
@@ -319,24 +320,22 @@ def _containers_of(playbook: Playbook) -> dict[str, Any] | None:
     return {"engine": images[0].engine, "devices": tuple(named)}
 
 
-_digests: dict[tuple[str, bool], str | HostFault] = {}
+_digests: Once[tuple[str, bool], str] = Once()
 
 
 def _digest_of(step: ContainerImageStep) -> str | None:
     """The digest of a step's image, asked for once a process whatever the number of hosts."""
     if step.image is None:
         return None
-    key = (step.image, step.follow_tag)
-    if key not in _digests:
-        try:
-            name = image_name(step.image)
-            _digests[key] = pinned_digest(name, follow=step.follow_tag, tls_verify=step.tls_verify)
-        except RegistryError as error:
-            _digests[key] = HostFault(error.cause, error.remedy)
-    found = _digests[key]
-    if isinstance(found, HostFault):
-        raise HostFault(found.cause, found.remedy)
-    return found
+    image = step.image
+
+    def ask() -> str:
+        return pinned_digest(image_name(image), follow=step.follow_tag, tls_verify=step.tls_verify)
+
+    try:
+        return _digests.get((image, step.follow_tag), ask)
+    except RegistryError as error:
+        raise HostFault(error.cause, error.remedy) from error
 
 
 def _vendor(playbook: Playbook) -> str:
@@ -395,7 +394,7 @@ def _resolve(shared: _Shared, given: str, arch: str, prefix: str, host: str) -> 
     return resolve(shared.document, json.loads(given), arch=arch, prefix=prefix, host=host)
 
 
-_trees: dict[str, SourceTree | HostFault] = {}
+_trees: Once[str, SourceTree] = Once()
 
 
 def source_tree(step: SourceStep) -> SourceTree:
@@ -404,13 +403,7 @@ def source_tree(step: SourceStep) -> SourceTree:
     Raises:
         HostFault: it can't be made; said for each host, tried once.
     """
-    key = canonical_json(step.model_dump(mode="json"))
-    if key not in _trees:
-        try:
-            _trees[key] = make_tree(step)
-        except SourceError as error:
-            _trees[key] = HostFault(error.cause, error.remedy)
-    made = _trees[key]
-    if isinstance(made, HostFault):
-        raise HostFault(made.cause, made.remedy)
-    return made
+    try:
+        return _trees.get(canonical_json(step.model_dump(mode="json")), lambda: make_tree(step))
+    except SourceError as error:
+        raise HostFault(error.cause, error.remedy) from error

@@ -87,13 +87,14 @@ def apply_playbook(path: str) -> None:
         raise DeployError(str(error)) from error
     session.step = "requirements"
     try:
-        unmet = shortfalls(plan.playbook.requires, plan.observed())
+        seen = plan.observed()
+        unmet = shortfalls(plan.playbook.requires, seen)
         if unmet:
             cause = "; ".join(f"{item.what}: {item.cause}" for item in unmet)
             raise HostFault(cause, "; ".join(dict.fromkeys(item.remedy for item in unmet)))
-        if is_experimental(plan.playbook.requires.accelerator, plan.observed().soc):
-            this.log(f"experimental: nobody vouches for {plan.playbook.name} on {plan.observed().soc}")
-        bad = findings(plan.playbook, plan.observed())
+        if is_experimental(plan.playbook.requires.accelerator, seen.soc):
+            this.log(f"experimental: nobody vouches for {plan.playbook.name} on {seen.soc}")
+        bad = findings(plan.playbook, seen)
         if bad:
             cause = "; ".join(f"{item.rule}: {item.message}" for item in bad)
             raise HostFault(cause, "; ".join(dict.fromkeys(item.remedy for item in bad)))

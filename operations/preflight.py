@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 from pyinfra import host, state
 from pyinfra.api.exceptions import DeployError
@@ -24,8 +23,6 @@ from operations.observe import observe
 from operations.plan import HostPlan, source_tree
 from operations.session import HostFault, Session, session_for
 
-# Hosts are prepared side by side: what the control machine is asked for all of them is asked by the first.
-_asking = threading.Lock()
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
@@ -68,10 +65,8 @@ def _judged(session: Session, plan: HostPlan) -> list[Finding]:
     if seen.arch is None:
         # Without an answer there is no playbook of the host's either: any architecture's will do to say so.
         return findings(Subject(plan.resolved("x86_64"), HostObservation(unread=seen.unread)))
-    with _asking:
-        # What comes from a bundle is asked of nobody.
-        asks = plan.bundle is None
-        control = _control(plan.playbook, seen) if asks else ControlObservation()
+    # What comes from a bundle is asked of nobody.
+    control = _control(plan.playbook, seen) if plan.bundle is None else ControlObservation()
     return findings(Subject(plan.playbook, seen, control))
 
 

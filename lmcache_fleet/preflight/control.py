@@ -6,22 +6,26 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 
+from lmcache_fleet.once import Once
 from lmcache_fleet.shell import PROGRAMS
 
 _SECONDS = 8
 
 
-@lru_cache(maxsize=64)
 def unreachable(urls: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The URLs that this machine can't reach, with the cause; asked once a process.
 
     Args:
         urls: what to ask for; all are asked at once.
     """
-    if not urls:
-        return ()
+    return _asked.get(urls, lambda: _ask(urls)) if urls else ()
+
+
+_asked: Once[tuple[str, ...], tuple[tuple[str, str], ...]] = Once()
+
+
+def _ask(urls: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     argv = [sys.executable, str(PROGRAMS / "probe_urls.py"), json.dumps({"urls": urls, "seconds": _SECONDS})]
     # A process of its own: threads that wait in this one would hold all other hosts up.
     done = _output(argv)

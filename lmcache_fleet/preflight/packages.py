@@ -12,8 +12,8 @@ from lmcache_fleet.compatibility import pinned_versions
 from lmcache_fleet.playbook.model import ModelStep, PackagesStep, Playbook, parsed_requirement
 from lmcache_fleet.preflight.observation import Subject
 from lmcache_fleet.preflight.registry import Values, check
+from lmcache_fleet.resolution import default_index
 
-DEFAULT_INDEX = "https://pypi.org/simple"
 DEFAULT_HUB = "https://huggingface.co"
 
 
@@ -22,7 +22,7 @@ def index_urls(playbook: Playbook) -> tuple[str, ...]:
     urls: dict[str, None] = {}
     for step in playbook.of_kind(PackagesStep):
         if not step.no_index:
-            urls.update(dict.fromkeys([step.index_url or DEFAULT_INDEX, *step.extra_index_urls]))
+            urls.update(dict.fromkeys([step.index_url or default_index(), *step.extra_index_urls]))
         urls.update(dict.fromkeys(step.find_links))
     return tuple(url for url in urls if _is_web(url))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,16 @@ from lmcache_fleet.lock import read_lock
 from lmcache_fleet.playbook.load import check_document, read_playbook
 from lmcache_fleet.playbook.model import PackagesStep, Playbook, VenvStep
 from lmcache_fleet.problems import InputError
-from lmcache_fleet.resolution import Locked, Platform, Unresolved, needs_host, parse_locked, resolve_step, unresolved
+from lmcache_fleet.resolution import (
+    Locked,
+    Platform,
+    Unresolved,
+    default_index,
+    needs_host,
+    parse_locked,
+    resolve_step,
+    unresolved,
+)
 from tests.unit.local_index import LocalIndex
 
 UV = str(Path(sys.executable).parent / "uv")
@@ -332,3 +342,7 @@ def test_what_cannot_be_had_is_not_locked(tmp_path: Path, index: LocalIndex) -> 
     assert done.exit_code == 1
     assert "engine==9.9" in done.output
     assert not path.with_name("t.lock.yaml").exists()
+
+
+def test_uv_says_what_its_default_index_is() -> None:
+    assert re.fullmatch(r"https://[a-z.]+/simple", default_index())

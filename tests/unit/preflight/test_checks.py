@@ -26,6 +26,7 @@ from lmcache_fleet.playbook.model import (
 from lmcache_fleet.preflight.catalogue import LANGUAGES, catalogue, findings
 from lmcache_fleet.preflight.observation import ControlObservation, HolderSeen, NodeSeen, PythonSeen, Space, Subject
 from lmcache_fleet.preflight.registry import checks
+from lmcache_fleet.resolution import default_index
 from tests.unit.preflight.subjects import (
     CANN,
     CHIPS,
@@ -206,7 +207,7 @@ FIRES: dict[str, Subject] = {
     "hugepages-hold-memory": on(hugepages_gb=512),
     "disk-tier-exceeds-disk": on(settings(local_disk="/kv", max_local_disk_size=600)),
     "build-memory-short": on(memory_available_gb=1.5, memory_gb=4),
-    "index-unreachable": on(urls={"https://pypi.org/simple": "timed out"}),
+    "index-unreachable": on(urls={default_index(): "timed out"}),
     "index-unreachable-from-control": on(control=WAIT),
     "pin-unavailable": on(control=ControlObservation(unresolved=(("vllm", "no vllm==9", "choose another"),))),
     "source-unavailable": on(control=ControlObservation(sources=(("LMCache-Ascend", "no such ref", "look"),))),
@@ -303,8 +304,8 @@ NEARLY: list[tuple[str, Subject]] = [
     ("host-tier-near-pinned-limit", on(settings(max_local_cpu_size=300))),
     ("p2p-buffer-large", on(settings(max_local_cpu_size=16, enable_p2p=True))),
     ("memlock-below-host-tier", on(step(ServiceStep, memlock="2G"))),
-    ("index-unreachable", on(urls={"https://pypi.org/simple": "timed out"}, installed=True)),
-    ("index-unreachable", on(urls={"https://pypi.org/simple": None})),
+    ("index-unreachable", on(urls={default_index(): "timed out"}, installed=True)),
+    ("index-unreachable", on(urls={default_index(): None})),
     ("hub-unreachable", on(urls={"https://huggingface.co": "timed out"}, models=("model",))),
     ("lmcache-cuda-wheel", on(packages("lmcache", no_binary=[], wheel_tag=None), arch="aarch64")),
     ("port-taken", on(listeners=TAKEN, own_pids=frozenset({77}))),
