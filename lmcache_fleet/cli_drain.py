@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from lmcache_fleet.problems import InputError
+from lmcache_fleet.cli_fleet import input_errors, load
 
 if TYPE_CHECKING:
     from lmcache_fleet.drain.fleet import FleetShell
 
 
-def _data(items: tuple[str, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for item in items:
-        name, separator, value = item.partition("=")
-        if not separator:
-            raise click.BadParameter(f"expected NAME=VALUE, got '{item}'")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
 def _run(inventory: str, hosts: tuple[str, ...], data: tuple[str, ...], back: bool) -> None:
     from lmcache_fleet.drain import DrainError
-    from lmcache_fleet.drain.fleet import open_shell
 
-    try:
-        shell = open_shell(inventory, _data(data))
-    except InputError as error:
-        raise click.ClickException(str(error)) from error
+    shell = load(inventory, None, data, ()).shell()
     failed = 0
     for host in hosts:
         try:
@@ -71,6 +53,7 @@ _overlay = click.option("--data", multiple=True, metavar="NAME=VALUE", help="Hos
 @_inventory
 @_hosts
 @_overlay
+@input_errors
 def drain(inventory: str, hosts: tuple[str, ...], data: tuple[str, ...]) -> None:
     """Take HOSTS out of service at their load balancers, one after another, and wait for their requests to end.
 
@@ -83,6 +66,7 @@ def drain(inventory: str, hosts: tuple[str, ...], data: tuple[str, ...]) -> None
 @_inventory
 @_hosts
 @_overlay
+@input_errors
 def undrain(inventory: str, hosts: tuple[str, ...], data: tuple[str, ...]) -> None:
     """Put HOSTS back in service, each when the load balancers' health checks see it up."""
     _run(inventory, hosts, data, back=True)

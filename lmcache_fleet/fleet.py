@@ -103,11 +103,15 @@ class Fleet:
         return merged
 
     def shell(self) -> FleetShell:
-        """Commands on hosts of the whole fleet, over connections of their own."""
+        """Commands on hosts of the whole fleet, over connections of their own.
+
+        Raises:
+            InputError: a host's data is wrong.
+        """
         from lmcache_fleet.drain.fleet import FleetShell
 
         state = State()
-        state.init(self._part(self.names, self.override), self.config.copy())
+        _init(state, self._part(self.names, self.override), self.config.copy())
         return FleetShell(state)
 
     def check(self, names: Iterable[str]) -> None:
@@ -185,11 +189,7 @@ class Fleet:
             config = self.config.copy()
             # pyinfra's own default grows with the processors here; hosts that hang must not keep others from theirs.
             config.PARALLEL = config.PARALLEL or max(1, min(len(names), _SIDE_BY_SIDE, MAX_PARALLEL))
-            try:
-                state.init(inventory, config)
-            except PyinfraError as error:
-                # config.py has pyinfra check hosts' data first: it may know more of it than the engine does.
-                raise InputError([Problem("inventory", 0, 0, "", str(error))]) from error
+            _init(state, inventory, config)
             state.add_callback_handler(_Telling())
             try:
                 self._connect(state, recorder)
@@ -281,6 +281,14 @@ class Fleet:
                 with suppress(PyinfraError):
                     state.fail_hosts({host})
                 return
+
+
+def _init(state: State, inventory: Inventory, config: Config) -> None:
+    try:
+        state.init(inventory, config)
+    except PyinfraError as error:
+        # config.py has pyinfra check hosts' data first: it may know more of it than the engine does.
+        raise InputError([Problem("inventory", 0, 0, "", str(error))]) from error
 
 
 def _fail(state: State, recorder: Recorder, host: Host, failure: Failure) -> None:

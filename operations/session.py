@@ -210,16 +210,23 @@ class Session:
         timeout: int,
         doing: str,
     ) -> bool:
-        try:
-            self._hold_lock()
-            if doing:
-                self.progress(doing)
+        def work() -> None:
             answer, channel = self._open_channel(self._guarded(script, timeout))
             if answer != "ready":
                 raise HostFault(*explain([answer], answer or "the host takes no files over this connection"))
             status, lines = _fed(channel, write)
             if status:
                 raise HostFault(*explain(lines, f"the command failed or was ended after {timeout} s"))
+
+        return self._succeeded(work, doing)
+
+    def _succeeded(self, work: Callable[[], None], doing: str) -> bool:
+        """Do what changes the host, under its run lock; a fault on the way is the host's failure."""
+        try:
+            self._hold_lock()
+            if doing:
+                self.progress(doing)
+            work()
         except HostFault as fault:
             self.fail(fault)
             return False
@@ -246,10 +253,7 @@ class Session:
         then: Callable[[CommandOutput], None] | None,
         fetch: tuple[str, Callable[[str], None]] | None,
     ) -> bool:
-        try:
-            self._hold_lock()
-            if doing:
-                self.progress(doing)
+        def work() -> None:
             status, output = host.run_shell_command(
                 StringCommand(self._guarded(script, timeout)),
                 print_output=stream or state.print_output,
@@ -271,13 +275,8 @@ class Session:
                 raise HostFault(*explain(output.output_lines, f"the command failed or was ended after {timeout} s"))
             if then:
                 then(output)
-        except HostFault as fault:
-            self.fail(fault)
-            return False
-        except (TimeoutError, OSError, EOFError) as error:
-            self.fail(HostFault(f"the connection failed: {str(error) or type(error).__name__}", _CONNECTION_REMEDY))
-            return False
-        return True
+
+        return self._succeeded(work, doing)
 
     def _hold_lock(self) -> None:
         """Take the host's run lock, once a run: held by an open channel, it dies with this process.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcache_fleet.drain import DrainError
 from lmcache_fleet.failures import explain
 from lmcache_fleet.inventory import HostSettings, data_layers, host_settings
-from lmcache_fleet.problems import InputError, Problem, nearest
-from lmcache_fleet.repository import ROOT
+from lmcache_fleet.problems import nearest
 
 if TYPE_CHECKING:
     from pyinfra.api import Host, State
@@ -93,34 +91,3 @@ class FleetShell:
     def _sudo(self, host: Host) -> dict[str, Any]:
         config = self._state.config
         return {name: host.data.get(name, getattr(config, default)) for name, default in _SUDO.items()}
-
-
-def open_shell(inventory: str, data: dict[str, Any] | None = None) -> FleetShell:
-    """A shell to the hosts of an inventory.
-
-    Args:
-        inventory: the file, as pyinfra takes it.
-        data: laid over the data of every host.
-
-    Raises:
-        InputError: a host's data are wrong, or `drain` names a load balancer that isn't in the inventory.
-    """
-    from gevent import monkey
-
-    # pyinfra reads a command's output from greenlets.
-    monkey.patch_all()
-    from pyinfra.api import Config, State
-    from pyinfra.api.exceptions import PyinfraError
-    from pyinfra.context import ctx_config, ctx_state
-    from pyinfra_cli.inventory import make_inventory
-    from pyinfra_cli.util import exec_file
-
-    state, config = State(), Config()  # type: ignore[no-untyped-call]
-    try:
-        # Files of pyinfra's are run in the context of a state, as its own command line does.
-        with ctx_state.use(state), ctx_config.use(config):
-            exec_file(str(ROOT / "config.py"))
-            state.init(make_inventory(inventory, override_data=data or {}, cwd=str(Path.cwd())), config)
-    except PyinfraError as error:
-        raise InputError([Problem(inventory, 0, 0, "", str(error))]) from error
-    return FleetShell(state)
