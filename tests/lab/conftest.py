@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,14 +71,35 @@ def lab_name() -> str:
     return os.environ.get("LMCACHE_FLEET_LAB_NAME") or f"test{os.environ.get('PYTEST_XDIST_WORKER', '')}"
 
 
-@pytest.fixture(scope="session")
-def lab() -> Iterator[RunningLab]:
-    """Four booted hosts. LMCACHE_FLEET_TEST_PROFILE is their hardware, LMCACHE_FLEET_TEST_KEEP leaves them running."""
+def skip_where_no_lab_is() -> None:
+    """Leave a test out on a machine that can't boot hosts, and say what it lacks."""
     if os.geteuid() != 0:
         pytest.skip("the lab boots hosts and makes networks: run this tier as root")
     missing, command = base.requirements()
     if missing:
         pytest.skip(f"the lab needs {', '.join(missing)}: {command}")
+
+
+@contextmanager
+def own_lab(name: str, profiles: Mapping[str, str], *, disk_gb: int = 0) -> Iterator[RunningLab]:
+    """Blank hosts of a lab of its own, for tests whose hosts would be in the way of others'; gone afterwards."""
+    skip_where_no_lab_is()
+    paths = Paths.here(f"{lab_name()}-{name}")
+    with locked(paths.lab / "tests.lock"):
+        alone = Lab(paths)
+        alone.down()
+        try:
+            alone.up(profiles, disk_gb=disk_gb)
+            yield RunningLab(alone)
+        finally:
+            alone.reload()
+            alone.down()
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[RunningLab]:
+    """Four booted hosts. LMCACHE_FLEET_TEST_PROFILE is their hardware, LMCACHE_FLEET_TEST_KEEP leaves them running."""
+    skip_where_no_lab_is()
     paths = Paths.here(lab_name())
     # Two test runs at once would reimage each other's hosts: the second waits.
     with locked(paths.lab / "tests.lock"):

@@ -6,7 +6,6 @@ Each test builds on the last. About three minutes on two cores, most of it the n
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,31 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from lab import base, faults, services
-from lab.hosts import Lab
-from lab.state import Paths, locked
-from tests.lab.conftest import REPO, RunningLab, lab_name
+from lab import faults, services
+from tests.lab.conftest import REPO, own_lab
 from tests.lab.fleet import PREFIX, Fleet
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One fresh host of a lab of its own, and an empty artifact store."""
-    if os.geteuid() != 0:
-        pytest.skip("the lab boots hosts and makes networks: run this tier as root")
-    missing, command = base.requirements()
-    if missing:
-        pytest.skip(f"the lab needs {', '.join(missing)}: {command}")
-    paths = Paths.here(f"{lab_name()}-airgap")
-    with locked(paths.lab / "tests.lock"):
-        alone = Lab(paths)
-        alone.down()
-        try:
-            alone.up({"h1": "910b3x8"})
-            yield Fleet(RunningLab(alone), tmp_path_factory.mktemp("artifacts"))
-        finally:
-            services.control(paths.lab)
-            alone.down()
+    with own_lab("airgap", {"h1": "910b3x8"}) as lab:
+        yield Fleet(lab, tmp_path_factory.mktemp("artifacts"))
 
 
 @pytest.fixture(scope="module")

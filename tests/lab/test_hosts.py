@@ -17,11 +17,10 @@ from click.testing import CliRunner
 
 from lab import base, faults
 from lab.__main__ import main
-from lab.hosts import Lab
 from lab.shell import LabError, is_same, started_at
 from lab.state import Host, Paths, State, load, save
 from lmcache_fleet.cli_lab import lab as hand_over
-from tests.lab.conftest import REPO, RunningLab
+from tests.lab.conftest import REPO, RunningLab, own_lab
 
 # --- without a host -------------------------------------------------------------------------------------------------
 
@@ -290,9 +289,7 @@ def test_a_host_with_a_disk_of_its_own_fills_up_and_forgets_what_was_not_synced(
     with pytest.raises(LabError, match="no disk of its own"):
         faults.fill_disk(lab.lab, "h1")
     # In a lab of its own: a host that stays behind would be one of the next tests' fleet.
-    small = RunningLab(Lab(Paths(lab.lab.paths.cache, f"{lab.lab.paths.name}-disk")))
-    try:
-        small.lab.up({"h1": "none"}, disk_gb=1)
+    with own_lab("disk", {"h1": "none"}, disk_gb=1) as small:
         faults.fill_disk(small.lab, "h1")
         full = small.ssh("h1", "head -c 1M /dev/zero > more", check=False)
         assert "No space left on device" in full.stderr
@@ -302,9 +299,6 @@ def test_a_host_with_a_disk_of_its_own_fills_up_and_forgets_what_was_not_synced(
         small.lab.power_on(["h1"])
         assert small.out("h1", "cat file synced") == "old\nsafe"
         assert small.out("h1", "cat unsynced 2>/dev/null || true") == ""
-    finally:
-        small.lab.reload()
-        small.lab.down()
 
 
 def test_down_finds_what_it_made_without_its_state(lab: RunningLab) -> None:

@@ -6,16 +6,12 @@ About four minutes on two cores, most of it the three native builds and the firs
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lab import base
-from lab.hosts import Lab
-from lab.state import Paths, locked
-from tests.lab.conftest import RunningLab, lab_name
+from tests.lab.conftest import own_lab
 from tests.lab.fleet import Fleet
 
 PROFILES = {
@@ -35,20 +31,8 @@ EXPERIMENTAL = {"allow_experimental": True}
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Seven fresh hosts of a lab of their own, and an empty artifact store."""
-    if os.geteuid() != 0:
-        pytest.skip("the lab boots hosts and makes networks: run this tier as root")
-    missing, command = base.requirements()
-    if missing:
-        pytest.skip(f"the lab needs {', '.join(missing)}: {command}")
-    paths = Paths.here(f"{lab_name()}-mixed")
-    with locked(paths.lab / "tests.lock"):
-        mixed = Lab(paths)
-        mixed.down()
-        try:
-            mixed.up(PROFILES)
-            yield Fleet(RunningLab(mixed), tmp_path_factory.mktemp("artifacts"))
-        finally:
-            mixed.down()
+    with own_lab("mixed", PROFILES) as lab:
+        yield Fleet(lab, tmp_path_factory.mktemp("artifacts"))
 
 
 def built_for(fleet: Fleet) -> list[str]:
