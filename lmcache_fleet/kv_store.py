@@ -64,7 +64,8 @@ def changes(
     """
     found: list[Change] = []
     if acl[0] != acl[1]:
-        found.append(Change(ACL, None if acl[0] is None else "another access list", f"password of {step.password}"))
+        before = None if acl[0] is None else "another access list"
+        found.append(Change(ACL, before, f"password of {step.password}", restarts=True))
     unit = units.get(UNIT)
     changed = text_change(f"/etc/systemd/system/{UNIT}", unit.text if unit else None, wanted)
     if changed:
@@ -74,9 +75,9 @@ def changes(
         found.append(Change(packaged, "enabled", "stopped and disabled", why=f"{UNIT} runs in its place"))
     if unit is None or not unit.running:
         state = unit.properties.get("ActiveState", "absent") if unit else "absent"
-        found.append(Change(f"process of {UNIT}", state, "running"))
+        found.append(Change(f"process of {UNIT}", state, "running", restarts=True))
     elif unit.environment.get("LMCACHE_FLEET_UNIT") != unit_digest(wanted):
-        found.append(Change(f"process of {UNIT}", "started from another unit", "restarted"))
+        found.append(Change(f"process of {UNIT}", "started from another unit", "restarted", restarts=True))
     if unit is not None and unit.text is not None and unit.properties.get("UnitFileState") != "enabled":
         found.append(Change(UNIT, unit.properties.get("UnitFileState"), "enabled"))
     return found

@@ -38,7 +38,7 @@ def kv_store(session: Session, plan: HostPlan, step: KvStoreStep, sources: dict[
     ask = words(f"{step.server}-cli", "-h", step.bind[0], "-p", str(step.port), "ping")
     log = words("journalctl", "-u", UNIT, "-n", "20", "--no-pager", "-o", "cat")
     why = f"{log} | grep -m1 -iE 'could not|fatal|bad directive|error' || echo it does not start"
-    restart = "restart" if any(change.what in {ACL, f"process of {UNIT}"} for change in found) else "start"
+    restart = "restart" if any(change.restarts for change in found) else "start"
     yield session.remote(
         script(
             f"install -d -m 0755 {words(ACL.rsplit('/', 1)[0])}",
