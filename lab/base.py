@@ -210,6 +210,7 @@ def ensure(paths: Paths, say: Say) -> Path:
     base = paths.bases / f"{plan['code']}-{key}"
     if base.is_dir():
         return base
+    paths.mkdirs()
     with locked(paths.cache / "base.lock", "another lab is building the base system; waiting for it"):
         if base.is_dir():
             return base
@@ -233,7 +234,7 @@ def build(root: Path, paths: Paths, say: Say) -> None:
     sources = apt_sources(code)
     log = paths.bases / "build.log"
     archives = paths.cache / "debootstrap-debs"
-    archives.mkdir(exist_ok=True)
+    archives.mkdir(parents=True, exist_ok=True)
     signed = sources[0].signed_by
     keyring = [f"--keyring={signed}"] if signed and Path(signed).is_file() else []
     say("  debootstrap")

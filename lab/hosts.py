@@ -75,8 +75,6 @@ class Lab:
                 install.call("lab.services", "stop", self.paths.lab)
                 self.state.services = {}
             self._each(self._power_cut, self.state.hosts)
-            for host in self.state.hosts:
-                network.unplug(self.state, host)
             shutil.rmtree(self.paths.lab / "hosts", ignore_errors=True)
             with locked(self.paths.cache / "network.lock"):
                 network.down(self.paths, self.state)
@@ -246,7 +244,7 @@ class Lab:
             if not host:
                 stray = Host(name, "")
                 disk.unmount(self.paths, stray)
-                if self.state.bridge:
+                if network.is_ours(self.paths, self.state):
                     network.unplug(self.state, stray)
                 shutil.rmtree(self.paths.host(name), ignore_errors=True)
 
@@ -314,8 +312,11 @@ class Lab:
             self._kill_tree(host.pid)
         host.pid = host.started = 0
         disk.unmount(self.paths, host)
-        network.unplug(self.state, host)
         base.harvest_archives(self.paths.pool, self.paths.host(host.name) / "archives")
+        # After a restart of the machine, another lab may have the names that this one had.
+        if not network.is_ours(self.paths, self.state):
+            return
+        network.unplug(self.state, host)
         for group in cgroup.groups(network.netns(self.state, host), make=False):
             cgroup.remove(group)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,13 +43,19 @@ def owner(paths: Paths) -> str:
     return f"lmcache-fleet lab {paths.lab}"
 
 
+def is_ours(paths: Paths, state: State) -> bool:
+    """Whether the bridge of the state is this lab's, or nobody's; after a restart another lab may have it."""
+    alias = next((link.get("ifalias", "") for link in links() if link["ifname"] == state.bridge), owner(paths))
+    return bool(state.bridge) and alias == owner(paths)
+
+
 def claim(paths: Paths, state: State, *, only_ours: bool = False) -> None:
     """Choose bridge and subnet: what is ours already, else the first slot that collides with nothing."""
-    bridges = {link["ifname"]: link.get("ifalias", "") for link in links()}
     if state.bridge:
-        if bridges.get(state.bridge, owner(paths)) != owner(paths) and not only_ours:
+        if not only_ours and not is_ours(paths, state):
             raise LabError(f"{state.bridge} is another lab's now (after a restart of the machine?): `down`, then `up`")
         return
+    bridges = {link["ifname"]: link.get("ifalias", "") for link in links()}
     taken = [
         ipaddress.ip_network(route["dst"])
         for route in json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"]).stdout or "[]")
@@ -87,6 +94,16 @@ def rules(state: State) -> list[list[str]]:
     ]
 
 
+def remove_rules(state: State) -> None:
+    """Delete every rule that was made for this lab, those of a fault whose test was killed among them."""
+    ours = {state.bridge, f"{state.bridge}-cut"}
+    for table in ("nat", "filter"):
+        for line in run(["iptables", "--wait", "-t", table, "-S"]).stdout.splitlines():
+            words = shlex.split(line)
+            if words[0] == "-A" and "--comment" in words and words[words.index("--comment") + 1] in ours:
+                run(["iptables", "--wait", "-t", table, "-D", *words[1:]], check=False)
+
+
 def iptables(action: str, rule: list[str], *, check: bool = True, ns: str = "") -> bool:
     """Apply -C, -A, -I or -D to a rule; True when iptables agreed."""
     table, chain, rest = rule[:2], rule[2], rule[3:]
@@ -97,6 +114,7 @@ def iptables(action: str, rule: list[str], *, check: bool = True, ns: str = "") 
 def up(paths: Paths, state: State) -> None:
     """Make the bridge and the way out, or see that they are there."""
     if not any(link["ifname"] == state.bridge for link in links()):
+        remove_rules(state)
         run(["ip", "link", "add", state.bridge, "type", "bridge"])
         run(["ip", "link", "set", state.bridge, "alias", owner(paths)])
     prefix = ipaddress.IPv4Network(state.subnet).prefixlen
@@ -115,16 +133,12 @@ def up(paths: Paths, state: State) -> None:
 
 def down(paths: Paths, state: State) -> None:
     """Remove bridge and rules. The kernel's settings go back to what they were when no other lab needs them."""
-    bridge = next((link for link in links() if link["ifname"] == state.bridge), {"ifalias": owner(paths)})
-    if not state.bridge or bridge.get("ifalias") != owner(paths):
+    if not is_ours(paths, state):
         return
-    for rule in rules(state):
-        while iptables("-D", rule, check=False):
-            pass
+    remove_rules(state)
     for ns in Path("/run/netns").glob(f"lmf{state.slot or ''}-h*"):
         unplug(state, Host(ns.name.partition("-")[2], ""))
-    if "ifname" in bridge:
-        run(["ip", "link", "delete", state.bridge])
+    run(["ip", "link", "delete", state.bridge], check=False)
     others = any(str(link.get("ifalias", "")).startswith("lmcache-fleet lab ") for link in links())
     for name, (setting, _) in SETTINGS.items():
         kept = paths.cache / f"{name}_was"

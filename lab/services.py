@@ -411,6 +411,8 @@ def start(state_dir: Path, bind: str = "127.0.0.1", say: Say = _quiet) -> dict[s
             _end(state_dir, running)
         prepare(state_dir, say)
         (state_dir / "services.port").unlink(missing_ok=True)
+        # A fault ends with the server that had it, whoever switched it on and was killed.
+        (state_dir / "control.json").unlink(missing_ok=True)
         with (state_dir / "services.log").open("ab") as log:
             command = [sys.executable, "-m", "lab.services", str(state_dir), address, wanted or str(PORT)]
             process = subprocess.Popen(

@@ -108,6 +108,10 @@ def lab() -> Iterator[RunningLab]:
 
 def use(running: Lab) -> Iterator[RunningLab]:
     """Bring the hosts up, and down again if they weren't up before."""
+    kept = os.environ.get("LMCACHE_FLEET_LAB_NAME") or os.environ.get("LMCACHE_FLEET_TEST_KEEP")
+    if not kept:
+        # A test run that was killed left hosts, and perhaps a fault in them.
+        running.down()
     found = any(host.running for host in running.state.hosts)
     profile = os.environ.get("LMCACHE_FLEET_TEST_PROFILE", "none")
     known = {host.name: host.profile for host in running.state.hosts}

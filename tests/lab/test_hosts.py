@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lab import base, faults
+from lab import base, faults, services
 from lab.__main__ import main
+from lab.hosts import Lab
 from lab.shell import LabError, is_same, started_at
 from lab.state import Host, Paths, State, load, save
 from lmcache_fleet.cli_lab import lab as hand_over
@@ -344,3 +345,25 @@ def test_down_leaves_nothing_and_spares_a_stranger_with_a_recorded_pid(lab: Runn
     assert state.bridge not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
     assert state.bridge not in subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
     assert lab.host("h1").running
+
+
+def test_what_a_killed_run_left_is_no_fault_of_the_next_and_no_harm_to_another_lab(lab: RunningLab) -> None:
+    with own_lab("left", {"h1": "none"}) as left:
+        state = left.lab.reload()
+        # As a test that is killed leaves them.
+        services.control(left.lab.paths.lab, down=True)
+        killed = faults.air_gapped(left.lab, "h1")
+        killed.__enter__()
+        # A lab from before a restart of the machine has the names that this one has now.
+        old = Paths(left.lab.paths.cache, f"{lab.lab.paths.name}-old")
+        save(
+            old,
+            State(state.slot, state.bridge, state.subnet, state.gateway, hosts=[Host("h1", state.hosts[0].address)]),
+        )
+        Lab(old).down()
+        assert left.out("h1", "echo still here") == "still here"
+        left.lab.down()
+        assert state.bridge not in subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
+        left.lab.up({"h1": "none"})
+        index = left.lab.state.services["index_url"]
+        left.ssh("h1", f"python3 -c 'import urllib.request as r; r.urlopen(\"{index}/\", timeout=9)'")
