@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from lmcache_fleet.drain.settings import DrainSettings
 from lmcache_fleet.layout import DEFAULT_PREFIX
+from lmcache_fleet.model_keys import unknown_key
 from lmcache_fleet.playbook.model import Role, StrictModel
 from lmcache_fleet.problems import InputError, Problem, nearest
 
@@ -84,8 +86,11 @@ class HostSettings(StrictModel):
 _LOOKALIKE_CUTOFF_KEYS = ("variables", "var", "keep_release", "failure_domains", "prefixes", "drains", "role")
 
 
-def _message(text: str, location: tuple[int | str, ...], value: object) -> str:
-    message = text.removeprefix("Value error, ")
+def _message(detail: ErrorDetails) -> str:
+    location, value = detail["loc"], detail["input"]
+    if detail["type"] == "extra_forbidden":
+        return unknown_key(HostSettings, location)
+    message = detail["msg"].removeprefix("Value error, ")
     # A secret put where its source belongs must not be shown back.
     return message if location[:1] == ("secrets",) else f"{message}; got {value!r}"
 
@@ -139,7 +144,7 @@ def host_settings(name: str, layers: Iterable[Mapping[str, Any]]) -> HostSetting
                     0,
                     0,
                     ".".join(str(part) for part in detail["loc"]),
-                    _message(detail["msg"], detail["loc"], detail["input"]),
+                    _message(detail),
                 )
                 for detail in error.errors(include_url=False)
             ]

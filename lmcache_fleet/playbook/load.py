@@ -7,10 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from lmcache_fleet.lock import with_lock
+from lmcache_fleet.model_keys import unknown_key
 from lmcache_fleet.playbook.model import STEP_KINDS, Playbook
 from lmcache_fleet.playbook.source import Document, Location, read_document
 from lmcache_fleet.playbook.template import origin, render, render_variables
@@ -146,37 +147,13 @@ def _problem(document: Document, detail: ErrorDetails, origins: Mapping[Location
     location = tuple(part for part in detail["loc"] if not str(part).startswith("function-"))
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
-        message = f"unknown key '{location[-1]}'{nearest(str(location[-1]), _fields_at(location[:-1]))}"
+        # Which of the kinds a step is of stands in its path, and not in the model's field.
+        in_step = location[:1] == ("steps",) and len(location) > 3
+        model, inside = (STEP_KINDS[str(location[2])], location[3:]) if in_step else (Playbook, location)
+        message = unknown_key(model, inside)
     elif detail["type"] == "missing":
         message = f"the key '{location[-1]}' is missing"
     elif detail["type"] not in {"value_error"} and detail.get("input") is not None:
         shown = repr(detail["input"])
         message = f"{message}; got {shown if len(shown) <= 60 else shown[:57] + '...'}"
     return document.problem(origin(location, origins), message)
-
-
-def _fields_at(location: Location) -> list[str]:
-    """Keys that the model has at a path: walk the models by field names, stepping over list indexes."""
-    model: Any = Playbook
-    for part in location:
-        if isinstance(part, int):
-            continue
-        if part in STEP_KINDS:
-            model = STEP_KINDS[str(part)]
-            continue
-        field = getattr(model, "model_fields", {}).get(part)
-        if field is None:
-            return []
-        if part != "steps":
-            model = _model_in(field.annotation)
-    return [name for name in getattr(model, "model_fields", {}) if name != "kind"]
-
-
-def _model_in(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        found = _model_in(inner)
-        if found is not None:
-            return found
-    return None

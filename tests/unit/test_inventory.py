@@ -49,7 +49,10 @@ def test_variables_are_merged_and_of_all_else_the_last_counts() -> None:
         ({"vars": {1: 1}}, "vars"),
         ({"secrets": {"T": {}}}, "secrets.T: give exactly one of env, file and command"),
         ({"secrets": {"T": {"env": "A", "file": "/f"}}}, "secrets.T: give exactly one"),
-        ({"secrets": {"T": {"envv": "A"}}}, "secrets.T.envv"),
+        ({"secrets": {"T": {"envv": "A"}}}, "secrets.T.envv: unknown key 'envv' (did you mean 'env'?)"),
+        ({"drain": {"haproxi": {}}}, "drain.haproxi: unknown key 'haproxi' (did you mean 'haproxy'?)"),
+        ({"drain": {"nginx": {"flie": "/f"}}}, "drain.nginx.flie: unknown key 'flie' (did you mean 'file'?)"),
+        ({"drain": {"atlimit": "fail"}}, "drain.atlimit: unknown key 'atlimit' (did you mean 'at_limit'?)"),
         ({"failure_domain": 1}, "failure_domain: "),
     ],
 )
