@@ -18,8 +18,8 @@ from lmcache_fleet.problems import InputError, Problem
 
 if TYPE_CHECKING:
     from lmcache_fleet.drain import Drain
-    from lmcache_fleet.failures import Failure
     from lmcache_fleet.fleet import Fleet
+    from lmcache_fleet.preflight.report import Judged
     from lmcache_fleet.recording import Recorder
     from lmcache_fleet.rollout.driver import Limits, Preflight
     from lmcache_fleet.rollout.journal import Begin, History
@@ -251,20 +251,22 @@ def _drains(fleet: Fleet, progress: Progress, watcher: Any) -> dict[str, Drain]:
 def _preflight(fleet: Fleet) -> Preflight:
     """Every check of the catalogue, for the playbooks that the hosts are about to follow."""
     from lmcache_fleet.fleet import deploy_file
+    from lmcache_fleet.preflight.report import Judged
     from lmcache_fleet.repository import ROOT
 
     checks = deploy_file(ROOT / "deploys" / "preflight.py")
 
-    def judge(names: Collection[str], found: Recorder) -> dict[str, Failure]:
+    def judge(names: Collection[str], found: Recorder) -> Judged:
         playbooks: dict[str, list[str]] = {}
         for name in names:
             report = found.reports.get(name)
             if report and report.playbook:
                 playbooks.setdefault(report.playbook, []).append(name)
-        failures: dict[str, Failure] = {}
-        for playbook, hosts in playbooks.items():
-            failures.update(fleet.running(checks, playbook=playbook).run(hosts).failures)
-        return failures
+        runs = [fleet.running(checks, playbook=playbook).run(hosts) for playbook, hosts in playbooks.items()]
+        return Judged(
+            {name: items for run in runs for name, items in run.findings.items()},
+            {name: failure for run in runs for name, failure in run.failures.items()},
+        )
 
     return judge
 

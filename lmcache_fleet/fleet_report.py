@@ -13,6 +13,7 @@ from typing import Any
 
 from lmcache_fleet.changes import Change
 from lmcache_fleet.plain import Plain
+from lmcache_fleet.preflight import PREFLIGHT
 from lmcache_fleet.rollout.journal import History
 from lmcache_fleet.store import evidence_path, store_root
 
@@ -22,17 +23,19 @@ STAGES = ("offline", "online")
 
 @dataclass(frozen=True, slots=True)
 class Trouble(Plain):
-    """Something that failed, and what to do about it.
+    """Something that failed, or a check that fired, and what to do about it.
 
     Args:
-        where: the step or the file.
+        where: the step, the check or the file.
         cause: what is wrong.
         remedy: what to do; empty when nobody knows.
+        severity: `error`, or `warning` when it may be in the way.
     """
 
     where: str
     cause: str
     remedy: str = ""
+    severity: str = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class HostEntry(Plain):
         serving: whether its service runs the current release; None when unknown.
         proofs: of that release, off-line first.
         drift: step → what it would change, in words.
-        troubles: what failed.
+        troubles: what failed, and which checks of the last rollout's preflight fired.
         note: what else there is to say.
     """
 
@@ -105,6 +108,11 @@ class HostEntry(Plain):
     def proved(self) -> bool | None:
         """Whether every proof holds; None when there is none."""
         return all(proof.ok for proof in self.proofs) if self.proofs else None
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything failed; what is only warned of didn't."""
+        return self.state == "failed" or any(trouble.severity == "error" for trouble in self.troubles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +282,7 @@ def timeline_of(history: History, lines: Iterable[str]) -> Timeline:
 
 
 def host_entry(
-    name: str, said: Mapping[str, Any], proofs: Sequence[Proof], journey: Trouble | None = None
+    name: str, said: Mapping[str, Any], proofs: Sequence[Proof], rollout: Sequence[Trouble] = ()
 ) -> HostEntry:
     """One host's entry.
 
@@ -282,12 +290,12 @@ def host_entry(
         name: the host.
         said: what `status --json` says of it; empty when no host was asked.
         proofs: its evidence, of the release that serves.
-        journey: why it failed in the last rollout.
+        rollout: what the last rollout found wrong with it.
     """
     stands = said.get("report") or {}
     failure = said.get("failure")
     troubles = [Trouble(failure["step"], failure["cause"], failure["remedy"])] if failure else []
-    troubles += [journey] if journey else []
+    troubles += rollout
     troubles += [trouble for proof in proofs for trouble in proof.troubles]
     # Diffs of files stay out: a report is passed around.
     drift = {
@@ -334,17 +342,28 @@ def gather(
     for name in names:
         current = ((said.get(name) or {}).get("report") or {}).get("current")
         proofs = _proofs(name, current, status is not None, root, unreadable)
-        journey = history.progress.journeys.get(name) if history else None
-        failed = (
-            Trouble(f"last {history.begin.what}", journey.cause, journey.remedy)
-            if (history and journey and journey.cause)
-            else None
-        )
-        hosts.append(host_entry(name, said.get(name) or {}, proofs, failed))
+        hosts.append(host_entry(name, said.get(name) or {}, proofs, _in_rollout(history, name) if history else ()))
     timeline = None
     if history:
         timeline = timeline_of(history, history.path.read_text(encoding="utf-8", errors="replace").splitlines())
     return FleetReport(fleet, made, tuple(hosts), timeline, tuple(unreadable))
+
+
+def _in_rollout(history: History, name: str) -> list[Trouble]:
+    """What a rollout found wrong with a host: the checks that fired in its preflight, and why it failed."""
+    what = f"last {history.begin.what}"
+    found = [
+        Trouble(f"{what}: check {item.get('check')}", str(item.get("message") or ""), str(item.get("remedy") or ""),
+                str(item["severity"]))
+        for item in history.findings.get(name, ())
+        if item.get("severity") in {"error", "warning"}
+    ]  # fmt: skip
+    journey = history.progress.journeys.get(name)
+    refused = any(trouble.severity == "error" for trouble in found)
+    # A host that its preflight refused failed of these checks and of nothing else: they are told one by one.
+    if journey and journey.cause and not (refused and journey.cause.startswith(f"{PREFLIGHT}: ")):
+        found.insert(0, Trouble(what, journey.cause, journey.remedy))
+    return found
 
 
 def _hosts_with_evidence(root: Path | None) -> list[str]:

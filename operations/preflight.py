@@ -11,6 +11,7 @@ from lmcache_fleet.inventory import data_layers, host_settings
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import read_playbook
 from lmcache_fleet.playbook.model import Playbook, SourceStep, VenvStep
+from lmcache_fleet.preflight import PREFLIGHT
 from lmcache_fleet.preflight.catalogue import LANGUAGES, Finding, findings
 from lmcache_fleet.preflight.control import unreachable
 from lmcache_fleet.preflight.observation import ControlObservation, HostObservation, Subject
@@ -43,7 +44,7 @@ def preflight_playbook(default: str) -> None:
         use_bundle(plan, settings)
     except InputError as error:
         raise DeployError(str(error)) from error
-    session.step = "preflight"
+    session.step = PREFLIGHT
     found = _judged(session, plan)
     if session.recorder:
         session.recorder.findings[this.name] = found

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmcache_fleet.failures import Failure
+from lmcache_fleet.preflight import PREFLIGHT
 from lmcache_fleet.preflight.catalogue import SEVERITIES, Finding
 from lmcache_fleet.recording import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a rollout's preflight found.
+
+    Args:
+        findings: host → the checks that fired there, of every host that was judged.
+        failures: host → why it may not take part.
+    """
+
+    findings: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+    failures: Mapping[str, Failure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +57,7 @@ class Report:
         failures = [run.failures[name] for name in names if name in run.failures and name not in judged]
         silent = [name for name in names if name not in judged and name not in run.failures]
         lost = [
-            Failure(name, "preflight", "it was not judged", "run again, and report it if it stays so")
-            for name in silent
+            Failure(name, PREFLIGHT, "it was not judged", "run again, and report it if it stays so") for name in silent
         ]
         return cls(judged, (*failures, *lost))
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from lmcache_fleet.fleet_report import FleetReport, Timeline
+from lmcache_fleet.fleet_report import FleetReport, Timeline, Trouble
+from lmcache_fleet.reporters.plan import host_list
 from lmcache_fleet.repository import ROOT
 
 # Phase of a proof → what people call it.
@@ -31,7 +32,7 @@ def html(report: FleetReport) -> str:
         phases=PHASES,
         longest=max(times, default=0) or 1,
         rows=timeline_rows(report.timeline) if report.timeline else [],
-        troubles=[(host.name, trouble) for host in report.hosts for trouble in host.troubles],
+        troubles=_troubles(report),
         drifted=[host for host in report.hosts if host.drift],
         counts=_counts(report),
     )
@@ -59,10 +60,21 @@ def timeline_rows(timeline: Timeline) -> list[dict[str, Any]]:
     return rows
 
 
+def _troubles(report: FleetReport) -> list[tuple[str, Trouble]]:
+    """What is wrong, each with the hosts that share it, warnings last."""
+    hosts: dict[Trouble, list[str]] = {}
+    for host in report.hosts:
+        for trouble in dict.fromkeys(host.troubles):
+            hosts.setdefault(trouble, []).append(host.name)
+    return sorted(
+        ((host_list(names), trouble) for trouble, names in hosts.items()), key=lambda item: item[1].severity != "error"
+    )
+
+
 def _counts(report: FleetReport) -> list[tuple[str, int, str]]:
     """The figures at the top: name, number, and whether that is good."""
     hosts = report.hosts
-    failed = sum(host.state == "failed" or bool(host.troubles) for host in hosts)
+    failed = sum(host.failed for host in hosts)
     proved = sum(host.proved is True for host in hosts)
     figures = [("hosts", len(hosts), ""), ("proved", proved, "good" if proved == len(hosts) else "warn")]
     if any(host.state != "not read" for host in hosts):

@@ -32,6 +32,9 @@ def metrics(report: FleetReport) -> str:
          [({"host": host.name}, float(host.serving)) for host in hosts if host.serving is not None]),
         ("host_pending_steps", "Steps of the playbook that would change a host.",
          [({"host": host.name}, len(host.drift)) for host in hosts if host.state in {"settled", "pending"}]),
+        ("host_troubles", "What failed on a host, and checks of the last rollout's preflight that fired there.",
+         [({"host": host.name, "severity": severity}, sum(item.severity == severity for item in host.troubles))
+          for host in hosts for severity in ("error", "warning")]),
         ("evidence_ok", "Whether the proof that the KV cache is offloaded holds.",
          [({"host": host.name, "stage": proof.stage}, float(proof.ok)) for host, proof in proofs]),
         ("evidence_timestamp_seconds", "When the proof was made.",

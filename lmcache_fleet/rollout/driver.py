@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gevent
 
@@ -14,6 +14,9 @@ from lmcache_fleet.recording import HostReport, Recorder
 from lmcache_fleet.rollout.journal import Journal
 from lmcache_fleet.rollout.journey import Journey, Progress, Stage
 from lmcache_fleet.rollout.waves import batches
+
+if TYPE_CHECKING:
+    from lmcache_fleet.preflight.report import Judged
 
 PREPARED = {"until": "prepared"}
 SERVED = {"until": "served"}
@@ -39,7 +42,7 @@ class Runner(Protocol):
         """Run it; without `change`, find out only."""
 
 
-Preflight = Callable[[Collection[str], Recorder], Mapping[str, Failure]]
+Preflight = Callable[[Collection[str], Recorder], "Judged"]
 
 
 class Watcher(Protocol):
@@ -83,7 +86,7 @@ class Rollout:
         drains: host → what takes it out of service and back.
         journal: written after every change of state.
         watcher: told likewise.
-        preflight: judges hosts further before anything is touched, by what was found of them; gives failures by host.
+        preflight: judges hosts further before anything is touched, by what was found of them.
     """
 
     def __init__(
@@ -167,7 +170,9 @@ class Rollout:
         if self.preflight:
             # Only hosts that are about to change: what is as wanted has been proved by its evidence.
             changing = [name for name in names if name not in failures and found.pending(name)]
-            failures = {**self.preflight(changing, found), **failures}
+            judged = self.preflight(changing, found)
+            self.journal.preflight(judged.findings)
+            failures = {**judged.failures, **failures}
         for name in names:
             if name in failures:
                 self._failed(name, failures[name], found.reports.get(name))

@@ -8,16 +8,19 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmcache_fleet.digest import digest
 from lmcache_fleet.rollout.journey import Journey, Progress, Stage
 from lmcache_fleet.store import store_root
+
+if TYPE_CHECKING:
+    from lmcache_fleet.preflight.catalogue import Finding
 
 
 class FleetBusy(Exception):
@@ -67,6 +70,7 @@ class History:
         progress: where its hosts are.
         outcome: how it ended; None when it was cut off.
         when: time of its beginning, UTC.
+        findings: host → checks that fired in its preflight, as plain data; of a resumed rollout those of the last one.
     """
 
     path: Path
@@ -74,6 +78,7 @@ class History:
     progress: Progress
     outcome: str | None
     when: str
+    findings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def now() -> str:
@@ -154,6 +159,15 @@ class Journal:
         """A host's way went on."""
         self.write("host", {**journey.as_json(), "stage": journey.stage.value})
 
+    def preflight(self, findings: Mapping[str, Sequence[Finding]]) -> None:
+        """Hosts were judged.
+
+        Args:
+            findings: host → the checks that fired there; none is worth knowing too.
+        """
+        hosts = {name: [item.as_json() for item in items] for name, items in findings.items()}
+        self.write("preflight", {"hosts": hosts})
+
     def write(self, event: str, data: dict[str, Any]) -> None:
         """Write a line and see it onto the disk."""
         line = json.dumps({"at": now(), "event": event, **data}, sort_keys=True)
@@ -181,6 +195,7 @@ def read_journal(path: Path) -> History:
         raise JournalError(f"{path}: {error.strerror}") from error
     begin: Begin | None = None
     progress, outcome, when = Progress(), None, ""
+    findings: dict[str, list[dict[str, Any]]] = {}
     for number, line in enumerate(lines, start=1):
         try:
             data = json.loads(line)
@@ -195,13 +210,15 @@ def read_journal(path: Path) -> History:
                 progress = Progress.start(begin.waves, begin.options.get("max_failures", 0))
             elif event == "host":
                 progress = progress.step(Journey(**{**data, "stage": Stage(data["stage"])}))
+            elif event == "preflight":
+                findings.update(data["hosts"])
             elif event in {"resume", "end"}:
                 outcome = data.get("outcome")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise JournalError(f"{path}:{number}: not a line of a rollout's journal ({error})") from error
     if begin is None:
         raise JournalError(f"{path}: has no beginning")
-    return History(path, begin, progress, outcome, when)
+    return History(path, begin, progress, outcome, when, findings)
 
 
 def journals(folder: Path) -> list[Path]:

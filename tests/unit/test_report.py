@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from lmcache_fleet.fleet_report import (
     host_entry,
     read_proof,
 )
+from lmcache_fleet.preflight.catalogue import Finding
 from lmcache_fleet.reporters.html import html, timeline_rows
 from lmcache_fleet.reporters.prometheus import metrics
 from lmcache_fleet.rollout.journal import Begin, Journal, read_journal
@@ -152,6 +154,33 @@ def test_a_timeline_is_read_from_the_journal_and_its_bars_end_where_the_next_beg
     assert [(row["host"], row["end"]) for row in rows] == [("h1", "failed"), ("h2", "waiting")]
     assert [bar["stage"] for bar in rows[0]["bars"]] == ["preparing", "draining"]
     assert sum(bar["width"] for bar in rows[0]["bars"]) == pytest.approx(100)
+
+
+def test_checks_that_fired_in_the_last_rollouts_preflight_are_told_with_their_remedies(tmp_path: Path) -> None:
+    taken = Finding("port-taken", "error", (("what", "port"), ("port", "8000"), ("holders", "nginx")))
+    twice = Finding("port-twice", "warning", (("port", "8000"), ("names", "a and b")))
+    known = Finding("port-taken", "info", taken.values)
+    journal = Journal.new(tmp_path, Begin("rollout", "i", "d", [["h1", "h2", "h3"]], {}, {}))
+    # Of a rollout that was resumed, the last word on a host counts.
+    journal.preflight({"h1": [taken], "h2": [taken]})
+    journal.preflight({"h1": [taken, twice, known], "h2": [twice], "h3": []})
+    journal.host(Journey("h1", 1).to(Stage.FAILED, cause="preflight: port-taken: …", remedy="…"))
+    journal.host(Journey("h3", 1).to(Stage.FAILED, cause="15 service: broke", remedy="mend it"))
+    for name in ("h1", "h2", "h3"):
+        save_evidence(name, "r", "online", EVIDENCE, tmp_path)
+    report = gather("f", MADE, history=read_journal(journal.path), root=tmp_path)
+    first = Trouble("last rollout: check port-taken", taken.message(), taken.remedy())
+    warned = Trouble("last rollout: check port-twice", twice.message(), twice.remedy(), "warning")
+    assert [host.troubles for host in report.hosts] == [
+        (first, warned), (warned,), (Trouble("last rollout", "15 service: broke", "mend it"),),
+    ]  # fmt: skip
+    assert [host.failed for host in report.hosts] == [True, False, True]
+    assert json.loads(json.dumps(report.as_json()))["hosts"][0]["troubles"][0]["remedy"] == taken.remedy()
+    page = unescape(html(report))
+    assert page.count(taken.remedy()) == 1
+    assert page.count(twice.remedy()) == 1, "hosts that share it are one row"
+    assert '<th scope="row">h1 h2</th>' in page
+    assert 'host_troubles{host="h1",severity="warning"} 1.0\n' in metrics(report)
 
 
 def _later(text: str, seconds: int) -> str:

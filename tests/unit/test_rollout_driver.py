@@ -16,6 +16,8 @@ from rich.console import Console
 from lmcache_fleet.changes import Change
 from lmcache_fleet.drain import DrainError
 from lmcache_fleet.failures import Failure
+from lmcache_fleet.preflight.catalogue import Finding
+from lmcache_fleet.preflight.report import Judged
 from lmcache_fleet.recording import HostReport, Recorder
 from lmcache_fleet.reporters.rollout import LiveWatcher, PlainWatcher, show_standing
 from lmcache_fleet.rollout.driver import Limits, Rollout
@@ -217,10 +219,13 @@ def test_a_preflight_names_hosts_before_anything_is_touched_and_only_those_that_
     rollout, _ = prepare(world, tmp_path, budget=0)
     asked: list[str] = []
 
-    def judge(hosts: Collection[str], found: Recorder) -> dict[str, Failure]:
+    taken = Finding("port-taken", "error", (("what", "port"), ("port", "8000"), ("holders", "nginx")))
+
+    def judge(hosts: Collection[str], found: Recorder) -> Judged:
         asked.extend(hosts)
         assert set(found.reports) == set(world.names)
-        return {"n02": Failure("n02", "preflight", "a port is taken", "free it")}
+        failure = Failure("n02", "preflight", "a port is taken", "free it")
+        return Judged({"n01": [], "n02": [taken]}, {"n02": failure})
 
     rollout.preflight = judge
     assert rollout.go() == "stopped"
@@ -228,6 +233,7 @@ def test_a_preflight_names_hosts_before_anything_is_touched_and_only_those_that_
     assert world.changed == []
     assert rollout.progress.journeys["n02"].remedy == "free it"
     assert rollout.progress.journeys["n04"].stage is Stage.DONE
+    assert read_journal(rollout.journal.path).findings == {"n01": [], "n02": [taken.as_json()]}
 
 
 @pytest.mark.parametrize("fault", ["dead", "unproved"])
