@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from gevent.lock import BoundedSemaphore
+
 from lmcache_fleet.drain import DrainError, Say, Shell
 from lmcache_fleet.drain.balancers import Balancer, Standing, balancer_of
 from lmcache_fleet.drain.settings import DrainSettings
@@ -14,6 +16,9 @@ _POLL = 0.5
 # A request may be on its way between the two counts, so that neither has it: all quiet counts when seen twice.
 _QUIET = 2
 _TELL = 10.0
+# A rollout drains several hosts at once. Whether enough others are in service must hold until this one is out, and an
+# upstream's file must be the one that was read until it is written.
+_CHANGING = BoundedSemaphore(1)
 
 
 class BalancerDrain:
@@ -39,32 +44,15 @@ class BalancerDrain:
         Raises:
             DrainError: it can't be done, or not in time; the host is put back.
         """
-        settings, balancer = self._settings, self._balancer(host)
-        label = balancer.label
-        # All are asked before any is changed.
-        before = {name: balancer.look(name) for name in settings.balancers}
-        for name, standing in before.items():
-            if standing.serving and standing.others < settings.min_up:
-                raise DrainError(
-                    f"{name}: without {label} {standing.others} servers would be in service, and `drain.min_up` is "
-                    f"{settings.min_up}",
-                    "bring the others into service first, or lower `min_up`",
-                )
-        changed = []
+        balancer = self._balancer(host)
+        changed: list[str] = []
         try:
-            for name, standing in before.items():
-                if standing.held:
-                    self._say(f"{name}: {label} is {standing.held} already")
-                    continue
-                changed.append(name)
-                after = balancer.take_out(name)
-                if after.serving:
-                    raise DrainError(f"{name}: {label} is still in service after it was drained")
+            with _CHANGING:
+                self._take_out(balancer, changed)
             self._wait_quiet(host, balancer)
         except BaseException:
             for name in changed:
-                if before[name].serving:
-                    self._put_back(balancer, name)
+                self._put_back(balancer, name)
             raise
 
     def undrain(self, host: str) -> None:
@@ -82,16 +70,42 @@ class BalancerDrain:
             if standing.held:
                 self._say(f"{name}: {balancer.label} is {standing.held}, and stays so")
             elif standing.ours:
-                after = self._wait_up(balancer, name, balancer.put_back(name))
+                with _CHANGING:
+                    after = balancer.put_back(name)
+                after = self._wait_up(balancer, name, after)
                 if not after.serving:
                     raise DrainError(f"{name}: {balancer.label} is not in service after it was put back")
 
     def _balancer(self, host: str) -> Balancer:
         return balancer_of(self._settings, self._shell, host)
 
+    def _take_out(self, balancer: Balancer, changed: list[str]) -> None:
+        """No new requests for the server; `changed` gets the load balancers that gave it some before."""
+        min_up, label = self._settings.min_up, balancer.label
+        # All are asked before any is changed.
+        before = {name: balancer.look(name) for name in self._settings.balancers}
+        for name, standing in before.items():
+            # One that is down, such as a blank host, is missed by nobody.
+            if standing.serving and standing.up and standing.others < min_up:
+                raise DrainError(
+                    f"{name}: without {label} {standing.others} servers would be in service, and `drain.min_up` is "
+                    f"{min_up}",
+                    "bring the others into service first, or lower `min_up`",
+                )
+        for name, standing in before.items():
+            if standing.held:
+                self._say(f"{name}: {label} is {standing.held} already")
+                continue
+            if standing.serving:
+                changed.append(name)
+            after = balancer.take_out(name)
+            if after.serving:
+                raise DrainError(f"{name}: {label} is still in service after it was drained")
+
     def _put_back(self, balancer: Balancer, name: str) -> None:
         try:
-            balancer.put_back(name)
+            with _CHANGING:
+                balancer.put_back(name)
         except DrainError as error:
             self._say(f"{name}: {balancer.label} stays drained, it can't be put back: {error.cause}")
 

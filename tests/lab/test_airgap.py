@@ -37,7 +37,7 @@ def connected(fleet: Fleet) -> dict[str, str]:
 def bundle(fleet: Fleet, connected: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle for the host, made with a network."""
     root = tmp_path_factory.mktemp("bundle") / "b"
-    done = command(fleet, "playbooks/ascend.yaml", "-o", str(root), "--inventory", "inventories/lab.py")
+    done = command(fleet, "bundle", "playbooks/ascend.yaml", "-o", str(root), "--inventory", "inventories/lab.py")
     assert done.returncode == 0, done.stderr
     return root
 
@@ -54,7 +54,7 @@ def site(fleet: Fleet, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def command(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "lmcache_fleet.cli", "bundle", *arguments]
+    argv = [sys.executable, "-m", "lmcache_fleet.cli", *arguments]
     return subprocess.run(argv, cwd=REPO, env=fleet.env(), capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -74,7 +74,7 @@ def test_an_altered_bundle_is_refused_before_anything_is_touched(site: Fleet, bu
     whole = victim.read_bytes()
     victim.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     try:
-        verified = command(site, "--verify", str(bundle))
+        verified = command(site, "bundle", "--verify", str(bundle))
         run = site.run("-y", "--data", f"bundle={bundle}")
     finally:
         victim.write_bytes(whole)
@@ -83,7 +83,19 @@ def test_an_altered_bundle_is_refused_before_anything_is_touched(site: Fleet, bu
     for text in (verified.stderr, run.err):
         assert [line for line in text.splitlines() if "sha256 differs" in line and victim.name in line]
     assert site.root("h1", f"ls -A {PREFIX} 2>/dev/null", check=False) == ""
-    assert command(site, "--verify", str(bundle)).returncode == 0
+    assert command(site, "bundle", "--verify", str(bundle)).returncode == 0
+
+
+def test_a_plan_from_the_bundle_names_the_same_release_and_touches_nothing(
+    site: Fleet, bundle: Path, connected: dict[str, str]
+) -> None:
+    done = command(site, "plan", "inventories/lab.py", site.playbook, "--json", "--data", f"bundle={bundle}")
+    assert done.returncode == 2, done.stdout + done.stderr
+    host = json.loads(done.stdout)["hosts"]["h1"]
+    assert {"00 bundle", "01 system_packages", "15 service"} <= set(host["steps"])
+    assert connected["release"] in json.dumps(host["steps"]["02 release"])
+    assert site.root("h1", f"ls -A {PREFIX} 2>/dev/null", check=False) == ""
+    assert faults.outside_tries(site.lab.lab, "h1") == faults.Tries(0, 0)
 
 
 def test_a_blank_host_without_a_network_gets_the_same_release_and_tries_no_connection(
@@ -113,6 +125,20 @@ def test_a_second_run_from_the_bundle_asks_the_host_once_and_changes_nothing(
     assert run.changed == set()
     assert counts == {"h1": 1}
     assert (site.listing("h1"), site.main_pid("h1")) == before
+
+
+def test_a_rollout_from_the_bundle_carries_a_change_through_and_tries_no_connection(site: Fleet, bundle: Path) -> None:
+    lab, old = site.lab.lab, site.serving("h1")
+    asked = len(services.accesses(lab.paths.lab))
+    done = command(
+        site, "rollout", "inventories/lab.py", site.playbook, "--data", f"bundle={bundle}",
+        "--data", 'vars={"chunk_size": 512}',
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert site.serving("h1") != old
+    assert site.active("h1")
+    assert faults.outside_tries(lab, "h1") == faults.Tries(0, 0)
+    assert len(services.accesses(lab.paths.lab)) == asked
 
 
 def test_the_counter_counts(site: Fleet) -> None:

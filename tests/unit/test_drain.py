@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -245,6 +246,32 @@ def test_the_last_server_in_service_is_not_drained_and_nothing_was_touched() -> 
         drain(shell).drain("h1")
     assert shell.log == []
     drain(shell, min_up=0).drain("h1")
+
+
+def test_hosts_that_serve_nothing_yet_are_drained_though_no_other_is_in_service() -> None:
+    """A first rollout: every host is blank."""
+    shell = fleet(running=["null"])
+    shell.states = {lb: {"h1": "ready down", "h2": "ready down"} for lb in ("lb1", "lb2")}
+    drain(shell).drain("h1")
+    assert shell.log == ["lb1 h1 drain", "lb2 h1 drain"]
+
+
+def test_two_hosts_at_once_are_not_both_taken_for_the_one_that_may_go() -> None:
+    shell = fleet()
+    inner = shell.run
+
+    def slow(host: str, command: str) -> str:
+        # As over SSH: while one waits for its answer, the other one goes on.
+        gevent.sleep(0)
+        answer = inner(host, command)
+        gevent.sleep(0)
+        return answer
+
+    shell.run = slow  # type: ignore[method-assign]
+    tries = [gevent.spawn(drain(shell).drain, name) for name in ("h1", "h2")]
+    gevent.joinall(tries)
+    assert [type(item.exception) for item in tries] == [type(None), DrainError]
+    assert {tuple(states.values()) for states in shell.states.values()} == {("drain", "ready")}
 
 
 def test_a_balancer_that_does_not_do_it_is_found_out() -> None:
