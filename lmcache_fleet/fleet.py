@@ -21,7 +21,7 @@ from pyinfra.api.state import MAX_PARALLEL, BaseStateCallback, StateStage
 from pyinfra.context import ctx_config, ctx_host, ctx_inventory, ctx_state
 
 from lmcache_fleet.failures import Failure
-from lmcache_fleet.inventory import HostSettings, data_layers, host_settings
+from lmcache_fleet.inventory import HostSettings, data_layers, host_settings, mark_part
 from lmcache_fleet.problems import InputError, Problem, nearest
 from lmcache_fleet.recording import Recorder, record, recorder_of
 
@@ -211,7 +211,9 @@ class Fleet:
                 members.setdefault(group, []).append(host.name)
         groups = {name: (found, self.inventory.get_group_data(name)) for name, found in members.items()}
         data = [(host.name, dict(self.inventory.get_host_data(host.name))) for host in hosts]
-        return Inventory((data, self.inventory.get_data()), override_data=override, **groups)
+        made = Inventory((data, self.inventory.get_data()), override_data=override, **groups)
+        mark_part(made, self.names)
+        return made
 
     def _connect(self, state: State, recorder: Recorder) -> None:
         state.set_stage(StateStage.Connect)

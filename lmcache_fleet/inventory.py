@@ -151,16 +151,38 @@ def host_settings(name: str, layers: Iterable[Mapping[str, Any]]) -> HostSetting
         ) from error
 
 
-def balancer_problems(settings: Mapping[str, HostSettings]) -> list[Problem]:
+def mark_part(inventory: Any, names: Iterable[str]) -> None:
+    """Have an inventory know that it is a part of another one.
+
+    Args:
+        inventory: pyinfra's inventory.
+        names: the hosts of the whole.
+    """
+    inventory.lmcache_fleet_whole = tuple(names)
+
+
+def whole(inventory: Any) -> tuple[str, ...]:
+    """The hosts of an inventory, or of the one that it is a part of.
+
+    Args:
+        inventory: pyinfra's inventory.
+    """
+    marked: tuple[str, ...] | None = getattr(inventory, "lmcache_fleet_whole", None)
+    return tuple(host.name for host in inventory) if marked is None else marked
+
+
+def balancer_problems(settings: Mapping[str, HostSettings], names: Iterable[str]) -> list[Problem]:
     """Load balancers that hosts name and the inventory doesn't have.
 
     Args:
-        settings: of every host, by its name.
+        settings: of hosts, by name.
+        names: all hosts of the inventory: a load balancer need not take part where its hosts do.
     """
+    known = set(names)
     message = "the inventory has no host "
     return [
-        Problem(f"inventory data of {host}", 0, 0, "drain", f"{message}'{name}'{nearest(name, settings)}")
+        Problem(f"inventory data of {host}", 0, 0, "drain", f"{message}'{name}'{nearest(name, known)}")
         for host, mine in settings.items()
         for name in (mine.drain.balancers if mine.drain else ())
-        if name not in settings
+        if name not in known
     ]

@@ -15,7 +15,7 @@ from pyinfra.api.state import BaseStateCallback
 from pyinfra.connectors import util
 from pyinfra.connectors.ssh import SSHConnector
 
-from lmcache_fleet.inventory import balancer_problems, data_layers, host_settings
+from lmcache_fleet.inventory import balancer_problems, data_layers, host_settings, whole
 from lmcache_fleet.playbook.load import declared_variables
 from lmcache_fleet.problems import InputError, Problem, nearest
 from lmcache_fleet.repository import ROOT
@@ -109,7 +109,7 @@ def _check_data_first() -> None:
             except InputError as error:
                 problems += error.problems
         if not problems:
-            problems = balancer_problems(known)
+            problems = balancer_problems(known, whole(inventory))
         if problems:
             raise InventoryError(str(InputError(problems)))
         if kwargs.get("initial_limit") == []:

@@ -370,7 +370,7 @@ def test_bad_settings_are_refused_before_any_host(data: dict[str, object], messa
 def test_a_balancer_that_the_inventory_has_not_is_named() -> None:
     with_drain = host_settings("h1", [{"drain": {"haproxy": {"hosts": ["lb-1"], "backend": "vllm"}}}])
     known = {"h1": with_drain, "lb1": host_settings("lb1", [{}])}
-    assert [str(problem) for problem in balancer_problems(known)] == [
+    assert [str(problem) for problem in balancer_problems(known, known)] == [
         "inventory data of h1: drain: the inventory has no host 'lb-1' (did you mean 'lb1'?)"
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 import pytest
 from pyinfra import host, state
-from pyinfra.api import FunctionCommand, Inventory, StringCommand, operation
+from pyinfra.api import FunctionCommand, Inventory, State, StringCommand, operation
 from pyinfra.api.exceptions import DeployError
 
 from lmcache_fleet.changes import Change
@@ -17,6 +17,7 @@ from lmcache_fleet.failures import Failure
 from lmcache_fleet.fleet import Fleet
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.recording import recorder_of
+from operations.transport import _check_data_first
 
 
 def made(count: int, deploy: Callable[[], None], **special: dict[str, Any]) -> Fleet:
@@ -79,6 +80,19 @@ def test_the_same_fleet_can_be_run_again_and_in_parts() -> None:
     fleet = made(6, two_steps)
     for part in (fleet.names[:1], fleet.names[1:4], fleet.names[4:], fleet.names):
         assert set(fleet.run(part, change=True).steps) == set(part)
+
+
+def test_a_load_balancer_of_hosts_needs_no_part_where_they_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """config.py has pyinfra check hosts' data, the names of load balancers among it, at the beginning of every run."""
+    monkeypatch.setattr(State, "init", State.init)
+    _check_data_first()
+    drain = {"haproxy": {"hosts": ["@fake/n04"], "backend": "vllm"}}
+    fleet = made(4, two_steps, n01={"drain": drain}, n02={"drain": drain})
+    assert not fleet.run(fleet.names[:3]).failures
+    fleet.shell()
+    drain["haproxy"]["hosts"] = ["@fake/n05"]
+    with pytest.raises(InputError, match="has no host '@fake/n05'"):
+        fleet.run(fleet.names[:3])
 
 
 def test_every_host_failing_is_no_exception() -> None:
