@@ -1,6 +1,6 @@
 """A site without a network: one host, converged from indexes, blanked, cut off, and converged from a bundle.
 
-Each test builds on the last. About three minutes on two cores, most of it the native build and two first installs.
+Each test builds on the last. About four minutes on two cores, most of it the native build and two first installs.
 """
 
 from __future__ import annotations
