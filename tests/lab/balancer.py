@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.lab.fleet import Fleet, quoted
+from tests.lab.fleet import UNIT, Fleet, quoted
 
 PORT = 8080
 TOKENS = 30
@@ -50,6 +50,10 @@ server {{
 """
 NGINX_FILE = "/etc/nginx/conf.d/vllm.conf"
 
+# Two seconds an answer: a restart surely meets some.
+SLOW = "[Manager]\nDefaultEnvironment=LMCACHE_FLEET_LAB_MS_PER_OUTPUT=70\n"
+_SLOW_FILE = "/etc/systemd/system.conf.d/slow.conf"
+
 
 def install(fleet: Fleet, host: str, package: str, config: str, path: str) -> None:
     """Install a load balancer and start it with a configuration."""
@@ -72,6 +76,61 @@ def nginx(fleet: Fleet, host: str, engines: Sequence[str]) -> None:
     """nginx before engines."""
     servers = "\n".join(f"    server {fleet.lab.host(name).address}:8000;" for name in engines)
     install(fleet, host, "nginx-light", NGINX.format(port=PORT, servers=servers), NGINX_FILE)
+
+
+def servers(fleet: Fleet, host: str) -> dict[str, str]:
+    """HAProxy's servers, by name: `ready` or `drained`, and `up` or `down`."""
+    program = (
+        "import socket\n"
+        "channel = socket.socket(socket.AF_UNIX)\n"
+        "channel.connect('/run/haproxy/admin.sock')\n"
+        "channel.sendall(b'show servers state vllm\\n')\n"
+        "print(channel.makefile().read())\n"
+    )
+    _, _, *rows = (line.split() for line in fleet.python(host, program).splitlines() if line.strip())
+    admin = {"0": "ready", "8": "drained"}
+    return {row[3]: f"{admin.get(row[6], row[6])} {'up' if row[5] == '2' else 'down'}" for row in rows}
+
+
+@contextmanager
+def watched(fleet: Fleet, host: str) -> Iterator[list[dict[str, str]]]:
+    """How HAProxy's servers stood, over and over, while something goes on."""
+    seen: list[dict[str, str]] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            seen.append(servers(fleet, host))
+            stop.wait(0.3)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+def slow_answers(fleet: Fleet, hosts: Sequence[str]) -> None:
+    """Have services take their time; those that run are restarted."""
+    for host in hosts:
+        fleet.root(host, f"mkdir -p $(dirname {_SLOW_FILE}); printf {SLOW!r} > {_SLOW_FILE}")
+        fleet.root(host, f"systemctl daemon-reexec; systemctl try-restart {UNIT}", check=False)
+
+
+def usual_answers(fleet: Fleet, hosts: Sequence[str]) -> None:
+    """Services that start from now on take no time of their own."""
+    for host in hosts:
+        fleet.root(host, f"rm {_SLOW_FILE}; systemctl daemon-reexec")
+
+
+def generated(fleet: Fleet, host: str) -> int:
+    """Tokens that a host's engine has made."""
+    ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
+    page = fleet.python(host, ask)
+    (line,) = [line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total")]
+    return int(float(line.rsplit(" ", 1)[1]))
 
 
 @dataclass

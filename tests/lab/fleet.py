@@ -254,6 +254,14 @@ class Started:
         return self.process.wait(limit)
 
 
+def until(condition: Callable[[], bool], limit: float = 60) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.3)
+
+
 def quoted(text: str) -> str:
     """One word for a shell."""
     return "'" + text.replace("'", "'\\''") + "'"

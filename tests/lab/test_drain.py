@@ -15,7 +15,7 @@ import pytest
 from tests.lab import balancer
 from tests.lab.balancer import NGINX_FILE, Clients
 from tests.lab.conftest import REPO
-from tests.lab.fleet import UNIT, Fleet
+from tests.lab.fleet import UNIT, Fleet, until
 from tests.lab.test_ascend import HOSTS, fleet
 
 __all__ = ["fleet"]
@@ -32,31 +32,17 @@ BALANCER = "h1"
 VARIABLES = {"listen": "0.0.0.0"}
 HAPROXY = {"haproxy": {"hosts": [BALANCER], "backend": "vllm"}, "limit": 60, "min_up": 2}
 NGINX = {"nginx": {"hosts": [BALANCER], "file": NGINX_FILE}, "limit": 60}
-# Two seconds an answer: a restart surely meets some.
-SLOW = "[Manager]\nDefaultEnvironment=LMCACHE_FLEET_LAB_MS_PER_OUTPUT=70\n"
 
 
 @pytest.fixture(scope="module")
 def serving(fleet: Fleet) -> Iterator[Fleet]:
     """The fleet, serving on all addresses and slowly."""
-    for host in HOSTS:
-        fleet.root(host, f"mkdir -p /etc/systemd/system.conf.d; printf {SLOW!r} > /etc/systemd/system.conf.d/slow.conf")
-        fleet.root(host, f"systemctl daemon-reexec; systemctl try-restart {UNIT}", check=False)
+    balancer.slow_answers(fleet, HOSTS)
     done = fleet.run("-y", **VARIABLES)
     assert done.code == 0, done.err
     until(lambda: all(fleet.healthy(host) for host in HOSTS))
     yield fleet
-    for host in HOSTS:
-        fleet.root(host, "rm /etc/systemd/system.conf.d/slow.conf; systemctl daemon-reexec")
-
-
-def until(condition: object, limit: float = 60) -> None:
-    """Wait for something to become true."""
-    assert callable(condition)
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.3)
+    balancer.usual_answers(fleet, HOSTS)
 
 
 def command(
@@ -92,11 +78,11 @@ def test_four_hosts_behind_haproxy_are_upgraded_and_no_request_fails(serving: Fl
         assert fleet.serving(host) != before[host]
         assert fleet.active(host)
     # Whoever was drained serves again.
-    counts = {host: generated(fleet, host) for host in HOSTS}
+    counts = {host: balancer.generated(fleet, host) for host in HOSTS}
     with Clients(fleet.lab.host(BALANCER).address, MODEL).asking(8) as again:
         until(lambda: again.answers["whole"] >= 16)
     assert again.wrong == []
-    assert all(generated(fleet, host) > counts[host] for host in HOSTS)
+    assert all(balancer.generated(fleet, host) > counts[host] for host in HOSTS)
 
 
 def test_without_a_drain_requests_do_fail(serving: Fleet) -> None:
@@ -138,24 +124,18 @@ def test_a_host_whose_requests_do_not_end_is_put_back_or_cut_off_as_told(serving
 def test_two_hosts_behind_nginx_are_upgraded_and_no_request_fails(serving: Fleet) -> None:
     fleet = serving
     balancer.nginx(fleet, BALANCER, ("h2", "h3"))
+    before = {host: fleet.serving(host) for host in ("h2", "h3")}
     text = fleet.root(BALANCER, f"cat {NGINX_FILE}")
     with Clients(fleet.lab.host(BALANCER).address, MODEL).asking(4) as clients:
         until(lambda: clients.answers["whole"] >= 4)
-        upgrade(fleet, ("h2", "h3"), NGINX, chunk_size=256)
+        upgrade(fleet, ("h2", "h3"), NGINX, chunk_size=320)
         # A configuration that nginx refuses is not left behind, and nobody is drained.
         fleet.root(BALANCER, "echo 'broken on purpose;' > /etc/nginx/conf.d/other.conf")
         refused = command(fleet, "drain", "h2", NGINX, check=False)
         fleet.root(BALANCER, "rm /etc/nginx/conf.d/other.conf")
     assert clients.wrong == []
     assert clients.answers["whole"] > 20
+    assert all(fleet.serving(host) != release for host, release in before.items())
     assert refused.returncode == 1
     assert "nginx refuses the new file, and the old one is back" in refused.stderr
     assert fleet.root(BALANCER, f"cat {NGINX_FILE}") == text
-
-
-def generated(fleet: Fleet, host: str) -> int:
-    """Tokens that a host's engine has made."""
-    ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
-    page = fleet.python(host, ask)
-    (line,) = [line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total")]
-    return int(float(line.rsplit(" ", 1)[1]))
