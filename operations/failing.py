@@ -34,6 +34,12 @@ def note_failure(host: Host, step: str, cause: str, remedy: str) -> None:
         host.log_styled(f"remedy: {remedy}", fg="yellow")
 
 
+def has_failed(host: Host) -> bool:
+    """Whether it was noted why a host failed."""
+    recorder = recorder_of(host.state)
+    return host.name in (recorder.failures if recorder else _failures)
+
+
 @atexit.register
 def _report() -> None:
     # At exit, because pyinfra prints nothing more once a run was broken off, and a failure must not be lost then.

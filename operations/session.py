@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, TypeVar
 from weakref import WeakKeyDictionary
 
 import click
+from paramiko import SSHException
 from pyinfra import logger
 from pyinfra.api import FactBase, FunctionCommand, Host, State, StringCommand
 from pyinfra.api.exceptions import FactProcessError
@@ -23,20 +20,20 @@ from lmcache_fleet.changes import Change
 from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.failures import explain
 from lmcache_fleet.layout import Layout
-from lmcache_fleet.problems import Trouble
 from lmcache_fleet.recording import recorder_of
 from lmcache_fleet.shell import words
+from operations import connection
 from operations.failing import note_failure
+from operations.host_fault import HostFault
+from operations.run_lock import RunLock
+
+__all__ = ["HostFault", "Part", "Session", "session_for"]
 
 T = TypeVar("T")
 Part = tuple[type[FactBase[Any]], dict[str, Any]]
 
 _SURVEY_TIMEOUT = 180
 _ORPHAN_WAIT = 900
-
-
-class HostFault(Trouble):
-    """This host can't be brought to the wanted state."""
 
 
 class Session:
@@ -61,7 +58,7 @@ class Session:
         self._parts: dict[str, Part] = {}
         self._known: dict[str, Any] = {}
         self._phase = StateStage.Prepare
-        self._lock: Any = None
+        self._lock: RunLock | None = None
         self.recorder = recorder_of(state)
 
     @property
@@ -120,12 +117,12 @@ class Session:
         except Exception as error:
             # Whatever the transport throws (timeouts, SSH and socket errors) is this host's trouble alone.
             raise HostFault(
-                f"reading the host failed: {str(error) or type(error).__name__}", _CONNECTION_REMEDY
+                f"reading the host failed: {str(error) or type(error).__name__}", connection.REMEDY
             ) from error
         parts = survey.split(output.stdout_lines)
         if not parts:
             cause, remedy = explain(output.stderr_lines, "the host answered nothing")
-            raise HostFault(f"reading the host failed: {cause}", remedy or _CONNECTION_REMEDY)
+            raise HostFault(f"reading the host failed: {cause}", remedy or connection.REMEDY)
         for index, (key, (cls, _)) in enumerate(wanted.items()):
             self._known[key] = _processed(cls, parts.get(index))
 
@@ -228,10 +225,11 @@ class Session:
                 self.progress(doing)
             work()
         except HostFault as fault:
-            self.fail(fault)
+            self.fail(HostFault(connection.BROKEN, connection.REMEDY) if connection.is_broken(self.host) else fault)
             return False
-        except (TimeoutError, OSError, EOFError) as error:
-            self.fail(HostFault(f"the connection failed: {str(error) or type(error).__name__}", _CONNECTION_REMEDY))
+        except (SSHException, OSError, EOFError) as error:
+            cause = f"the connection failed: {str(error) or type(error).__name__}"
+            self.fail(HostFault(cause, connection.REMEDY))
             return False
         return True
 
@@ -279,42 +277,22 @@ class Session:
         return self._succeeded(work, doing)
 
     def _hold_lock(self) -> None:
-        """Take the host's run lock, once a run: held by an open channel, it dies with this process.
+        """Take the host's run lock, once a run.
 
         Raises:
-            HostFault: another run holds it.
+            HostFault: another run holds it, or this one no longer does.
         """
-        if self._lock is not None:
-            return
-        me = f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        lock = self.layout.lock
-        hold = f"printf '%s\\n' {words(me)} > {words(lock + '.holder')}; echo held; cat >/dev/null"
-        script = (
-            f"mkdir -p {words(self.layout.prefix)} && if flock -n -E 75 {words(lock)} sh -c {words(hold)}; then :; "
-            f"else printf 'busy '; cat {words(lock + '.holder')}; fi"
-        )
-        answer, self._lock = self._open_channel(script)
-        if answer.startswith("busy"):
-            self._lock = None
-            raise HostFault(
-                f"another run works on this host: {answer.removeprefix('busy').strip()}",
-                "wait for it to end; its lock goes when its process or its connection ends",
-            )
-        if answer != "held":
-            self._lock = None
-            raise HostFault(f"the host's lock can't be taken: {answer or 'no answer'}", _CONNECTION_REMEDY)
-        if self.recorder:
-            # A driver makes several runs in one process, and none may stand in the next one's way.
-            self.recorder.at_end.append(self._release_lock)
+        if self._lock is None:
+            self._lock = RunLock(self.layout, self._open_channel)
+            if self.recorder:
+                # A driver makes several runs in one process, and none may stand in the next one's way.
+                self.recorder.at_end.append(self._release_lock)
+        self._lock.hold()
 
     def _release_lock(self) -> None:
         held, self._lock = self._lock, None
-        if isinstance(held, subprocess.Popen):
-            held.communicate()
-        elif isinstance(held, tuple):
-            stdin, stdout, _ = held
-            stdin.channel.shutdown_write()
-            stdout.channel.recv_exit_status()
+        if held is not None:
+            held.release()
 
     def _open_channel(self, script: str) -> tuple[str, Any]:
         command = make_unix_command_for_host(
@@ -348,7 +326,6 @@ class Session:
         return {name: arguments[name] for name in names if name in arguments}  # type: ignore[literal-required]
 
 
-_CONNECTION_REMEDY = "check that the host is up and that `ssh` reaches it, then run again"
 _sessions: WeakKeyDictionary[Host, Session] = WeakKeyDictionary()
 
 
@@ -391,7 +368,7 @@ def _command(cls: type[FactBase[Any]], kwargs: dict[str, Any]) -> str:
 
 def _processed(cls: type[FactBase[Any]], part: survey.PartOutput | None) -> Any:
     if part is None or part.exit_code is None:
-        return HostFault(f"{cls.__name__}: the host's answer is cut off", _CONNECTION_REMEDY)
+        return HostFault(f"{cls.__name__}: the host's answer is cut off", connection.REMEDY)
     if part.exit_code != 0:
         return HostFault(f"{cls.__name__}: reading it ended with exit status {part.exit_code}")
     try:

@@ -19,7 +19,8 @@ from lmcache_fleet.inventory import balancer_problems, data_layers, host_setting
 from lmcache_fleet.playbook.load import declared_variables
 from lmcache_fleet.problems import InputError, Problem, nearest
 from lmcache_fleet.repository import ROOT
-from operations.failing import note_failure
+from operations import connection
+from operations.failing import has_failed, note_failure
 
 _PLAYBOOKS = ROOT / "playbooks"
 # Seconds between signs of life, and without an answer to them until a connection is given up.
@@ -88,6 +89,16 @@ class _Unreached(BaseStateCallback):
         elif "authentication" in text.lower():
             remedy = "check ssh_user and ssh_key of the host, and the key's place in authorized_keys"
         note_failure(host, "connect", text, remedy)
+
+    @staticmethod
+    def operation_host_error(
+        state: State, host: Host, op_hash: str, retry_count: int = 0, max_retries: int = 0
+    ) -> None:
+        # Files that pyinfra itself carries fail past our steps.
+        if not has_failed(host):
+            step = ", ".join(state.get_op_meta(op_hash).names)
+            broken = connection.is_broken(host)
+            note_failure(host, step, *((connection.BROKEN, connection.REMEDY) if broken else ("the step failed", "")))
 
 
 def _check_data_first() -> None:

@@ -111,6 +111,8 @@ def main():
         scope = ["systemd-run", "--quiet", "--scope", "--collect", "-p", "MemoryMax=%dM" % int(limit * 1024)]
         command = [*scope, "--", *command]
     done = subprocess.run(command, cwd=tree, env=env, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode < 0:
+        sys.exit("the build was ended by signal %d" % -done.returncode)
     if done.returncode:
         sys.exit("the build failed with exit status %d" % done.returncode)
     wheels = glob.glob(os.path.join(out, "*.whl"))

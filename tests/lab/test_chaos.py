@@ -1,13 +1,15 @@
 """Faults on the way: the old release went on serving, nothing was lost, the next run converged.
 
 `scripts/test --chaos` runs all of it, with thirty kills; without it a sample that differs from run to run, which the
-seed shown repeats (LMCACHE_FLEET_CHAOS_SEED).
+seed shown repeats (LMCACHE_FLEET_CHAOS_SEED). An index that is down, a host without power beforehand and two operators at
+once are in test_ascend.py, which always runs.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from lab import faults, services
 from tests.lab.fleet import PREFIX, UNIT, Fleet, Started
 from tests.lab.test_ascend import fleet
+from tests.lab.test_preflight import messages, preflight
 
 __all__ = ["fleet"]
 
@@ -70,9 +74,22 @@ def nothing_lost(fleet: Fleet, number: int, *, serves: bool = True) -> Iterator[
     again = fleet.run("-y", *LIMIT, **variables)
     assert again.code == 0, again.err
     assert fleet.serving("h1") == fleet.serving("h2") != old
+    converges(fleet, variables)
+
+
+def converges(fleet: Fleet, variables: dict[str, object]) -> None:
+    """Both hosts serve, and nothing is left to do."""
     assert all(fleet.active(host) for host in HOSTS)
     planned = fleet.run("--dry", "--json", *LIMIT, **variables)
     assert planned.planned == set(), planned.err
+
+
+def served(fleet: Fleet, host: str) -> None:
+    """Wait until the service answers: the host's own program may just be switching, or the host is booting."""
+    end = time.monotonic() + 120
+    while not fleet.active(host):
+        assert time.monotonic() < end, f"nothing serves on {host}"
+        time.sleep(0.5)
 
 
 def failed_alone(run: Started, host: str) -> str:
@@ -100,15 +117,11 @@ def test_killed_at_a_random_moment(steady: Fleet, tmp_path: Path, number: int) -
             time.sleep(0.05)
         run.kill()
     # Whatever was going on, one of the two serves, or the host's own program is just switching between them.
-    end = time.monotonic() + 120
-    while not fleet.active("h1"):
-        assert time.monotonic() < end, run.text()
-        time.sleep(0.5)
+    served(fleet, "h1")
     again = fleet.run("-y", *LIMIT, **variables)
     assert again.code == 0, again.err
     assert fleet.serving("h1") == fleet.serving("h2") != old
-    assert all(fleet.active(host) for host in HOSTS)
-    assert fleet.run("--dry", "--json", *LIMIT, **variables).planned == set()
+    converges(fleet, variables)
 
 
 # --- the others -----------------------------------------------------------------------------------------------------
@@ -158,7 +171,151 @@ def healthy_and_caches_nothing(fleet: Fleet, folder: Path, number: int) -> None:
         assert fleet.serving("h2") != old
 
 
-FAULTS: tuple[Fault, ...] = (disk_full, healthy_and_caches_nothing)
+# Where a run is when something befalls h1, in the words it prints.
+INSTALLING = "[h1] 05 packages vllm-ascend: installing"
+SWITCHING = "[h1] 15 service: switching to"
+
+
+@contextmanager
+def cut_short(fleet: Fleet, folder: Path, number: int, at: str) -> Iterator[None]:
+    """A run that has come to a place on h1, and what is done to h1 inside ends it there, for this host only."""
+    with (
+        nothing_lost(fleet, number, serves=False) as variables,
+        fleet.running(folder / "run.log", "-y", *LIMIT, **variables) as run,
+    ):
+        old = fleet.serving("h1")
+        run.until(at)
+        yield
+        text = failed_alone(run, "h1")
+        assert "the connection" in text, text
+        assert "check that the host is up" in text, text
+        if at == INSTALLING:
+            assert fleet.serving("h1") == old
+        served(fleet, "h1")
+
+
+def ssh_sessions_dropped_while_installing(fleet: Fleet, folder: Path, number: int) -> None:
+    """sshd ends the run's sessions."""
+    with cut_short(fleet, folder, number, INSTALLING):
+        assert faults.drop_ssh(fleet.lab.lab, "h1")
+
+
+def ssh_sessions_dropped_while_switching(fleet: Fleet, folder: Path, number: int) -> None:
+    """sshd ends the run's sessions; the host's own program goes on with the switch."""
+    with cut_short(fleet, folder, number, SWITCHING):
+        assert faults.drop_ssh(fleet.lab.lab, "h1")
+
+
+def line_broken_while_installing(fleet: Fleet, folder: Path, number: int) -> None:
+    """The line breaks, and the host isn't told: what holds its lock there is not ended by that."""
+    with cut_short(fleet, folder, number, INSTALLING), faults.ssh_blocked(fleet.lab.lab, "h1"):
+        time.sleep(20)
+
+
+def line_broken_while_switching(fleet: Fleet, folder: Path, number: int) -> None:
+    """The line breaks, and the host isn't told."""
+    with cut_short(fleet, folder, number, SWITCHING), faults.ssh_blocked(fleet.lab.lab, "h1"):
+        time.sleep(20)
+
+
+def power_cut_while_installing(fleet: Fleet, folder: Path, number: int) -> None:
+    """h1 loses its power and gets it back."""
+    with cut_short(fleet, folder, number, INSTALLING):
+        power_lost(fleet)
+
+
+def power_cut_while_switching(fleet: Fleet, folder: Path, number: int) -> None:
+    """h1 loses its power somewhere in the switch, and the host's own program with it."""
+    with cut_short(fleet, folder, number, SWITCHING):
+        after = random.Random(f"{SEED}/{number}").uniform(0.5, 12)
+        print(f"power cut {after:.2f} s into the switch (seed {SEED})")
+        time.sleep(after)
+        power_lost(fleet)
+
+
+def power_lost(fleet: Fleet) -> None:
+    """Take h1's power away and give it back."""
+    fleet.lab.lab.power_cut(["h1"])
+    fleet.lab.lab.power_on(["h1"])
+
+
+def corrupt_wheel(fleet: Fleet, folder: Path, number: int) -> None:
+    """The index serves a wheel that isn't what it was; h2 has the true one in its cache."""
+    with nothing_lost(fleet, number) as variables:
+        fleet.root("h1", f"rm -rf {PREFIX}/cache/uv")
+        services.control(fleet.lab.lab.paths.lab, corrupt=["vllm_ascend-"])
+        try:
+            with fleet.running(folder / "run.log", "-y", *LIMIT, **variables) as run:
+                text = failed_alone(run, "h1")
+        finally:
+            services.control(fleet.lab.lab.paths.lab)
+        assert "a downloaded file is damaged" in text, text
+
+
+def build_killed_for_memory(fleet: Fleet, folder: Path, number: int) -> None:
+    """What the kernel does when memory is out: it kills the compiler."""
+    compiler = "[c]c1plus.*/builds/lmcache_ascend"
+    with (
+        nothing_lost(fleet, number) as variables,
+        fleet.running(folder / "run.log", "-y", "--limit", "h1", artifacts=folder / "empty", **variables) as run,
+    ):
+        run.until("[h1] 11 native_build lmcache_ascend: building")
+        fleet.root("h1", f"timeout 60 sh -c 'until pkill -KILL -f {compiler}; do sleep 0.02; done'")
+        text = failed_alone(run, "h1")
+        assert "killed for want of memory" in text, text
+        assert "job_memory_gb" in text, text
+
+
+def silent_for_half_a_minute(fleet: Fleet, folder: Path, number: int) -> None:
+    """h1 answers late, and for 30 s not at all: its part takes longer, and that is all."""
+    lab = fleet.lab.lab
+    old, variables = fleet.serving("h1"), other_release(number)
+    faults.set_latency(lab, "h1", 200)
+    try:
+        with (
+            fleet.watched("h1") as failures,
+            fleet.running(folder / "run.log", "-y", *LIMIT, **variables) as run,
+        ):
+            run.until(INSTALLING)
+            with faults.ssh_blocked(lab, "h1", silent=True):
+                time.sleep(30)
+            run.until("[h1] 14 dependencies: looking")
+            assert (failures(), fleet.serving("h1")) == ([], old)
+            assert run.wait() == 0, run.text()
+    finally:
+        faults.set_latency(lab, "h1", 0)
+    assert fleet.serving("h1") == fleet.serving("h2") != old
+    converges(fleet, variables)
+
+
+def clocks_apart(fleet: Fleet, folder: Path, number: int) -> None:
+    """The control machine's clock is ten minutes ahead of the hosts': preflight names it, a run does what it does."""
+    (folder / "sitecustomize.py").write_text("import time\nnow = time.time\ntime.time = lambda: now() + 600\n")
+    env = {"PYTHONPATH": str(folder)}
+    _, hosts = preflight(fleet, env=env)
+    for host in HOSTS:
+        assert re.search(r"off by -(599|600) s", messages(hosts[host])["clock-skew"])
+    old, variables = fleet.serving("h1"), other_release(number)
+    run = fleet.run("-y", *LIMIT, env=env, **variables)
+    assert run.code == 0, run.err
+    assert fleet.serving("h1") == fleet.serving("h2") != old
+    converges(fleet, variables)
+
+
+FAULTS: tuple[Fault, ...] = (
+    disk_full,
+    healthy_and_caches_nothing,
+    ssh_sessions_dropped_while_installing,
+    ssh_sessions_dropped_while_switching,
+    line_broken_while_installing,
+    line_broken_while_switching,
+    power_cut_while_installing,
+    power_cut_while_switching,
+    corrupt_wheel,
+    build_killed_for_memory,
+    silent_for_half_a_minute,
+    clocks_apart,
+)
 SAMPLE = FAULTS if ALL else tuple(random.Random(SEED).sample(FAULTS, 1))
 
 

@@ -39,12 +39,13 @@ def fleet(lab: RunningLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             lab.reimage(*(name for name in PROFILES if before[name] == profile), profile=profile)
 
 
-def preflight(fleet: Fleet, *options: str) -> tuple[int, dict[str, Any]]:
+def preflight(fleet: Fleet, *options: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
     """Run `lmcache-fleet preflight --json`; its exit status and what it says of each host."""
     program = str(Path(sys.executable).parent / "lmcache-fleet")
     done = subprocess.run(
         [program, "preflight", "inventories/lab.py", "playbooks/ascend.yaml", "--lang", "en", "--json", *options],
-        cwd=REPO, env=fleet.env(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120,
+        cwd=REPO, env={**fleet.env(), **(env or {})}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, timeout=120,
     )  # fmt: skip
     assert done.stdout, done.stderr
     hosts: dict[str, Any] = json.loads(done.stdout)["hosts"]

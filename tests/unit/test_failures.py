@@ -60,6 +60,11 @@ EXAMPLES: dict[str, list[str]] = {
         "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
     ],
     "disk is full": ["OSError: [Errno 28] No space left on device", "tar: x: Cannot write: No space left on device"],
+    "downloaded file is damaged": [
+        "  cause: Bad uncompressed size (got 00000b69, expected 00000b43) for file: vllm_ascend/worker.py",
+        "zipfile.BadZipFile: Bad CRC-32 for file 'vllm_ascend/worker.py'",
+        "ERROR: Wheel 'vllm-ascend' located at /tmp/pip-unpack-x/vllm_ascend-0.23.0-py3-none-any.whl is invalid.",
+    ],
     "package manager's lock": [
         "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1 (apt)",
         "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?",
@@ -69,6 +74,8 @@ EXAMPLES: dict[str, list[str]] = {
         "sh: line 1: 4242 Killed                  python setup.py",
         "virtual memory exhausted: Cannot allocate memory",
         "x.service: A process of this unit has been killed by the OOM killer (oom-kill).",
+        "the build was ended by signal 9",
+        "error: command '/usr/bin/cmake' failed with exit status 137",
     ],
     "repository can't be reached": [
         "E: Failed to fetch http://deb.example/x.deb  404  Not Found",
