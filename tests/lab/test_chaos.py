@@ -1,8 +1,8 @@
 """Faults on the way: the old release went on serving, nothing was lost, the next run converged.
 
 `scripts/test --chaos` runs all of it, with thirty kills; without it a sample that differs from run to run, which the
-seed shown repeats (LMCACHE_FLEET_CHAOS_SEED). An index that is down, a host without power beforehand and two operators at
-once are in test_ascend.py, which always runs.
+seed shown repeats (LMCACHE_FLEET_CHAOS_SEED). An index that is down, a host that has no power and two operators at once
+are in test_ascend.py, which always runs.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ SWITCHING = "[h1] 15 service: switching to"
 
 
 @contextmanager
-def cut_short(fleet: Fleet, folder: Path, number: int, at: str) -> Iterator[None]:
+def cut_short(fleet: Fleet, folder: Path, number: int, at: str) -> Iterator[Started]:
     """A run that has come to a place on h1, and what is done to h1 inside ends it there, for this host only."""
     with (
         nothing_lost(fleet, number, serves=False) as variables,
@@ -185,7 +185,7 @@ def cut_short(fleet: Fleet, folder: Path, number: int, at: str) -> Iterator[None
     ):
         old = fleet.serving("h1")
         run.until(at)
-        yield
+        yield run
         text = failed_alone(run, "h1")
         assert "the connection" in text, text
         assert "check that the host is up" in text, text
@@ -208,14 +208,14 @@ def ssh_sessions_dropped_while_switching(fleet: Fleet, folder: Path, number: int
 
 def line_broken_while_installing(fleet: Fleet, folder: Path, number: int) -> None:
     """The line breaks, and the host isn't told: what holds its lock there is not ended by that."""
-    with cut_short(fleet, folder, number, INSTALLING), faults.ssh_blocked(fleet.lab.lab, "h1"):
-        time.sleep(20)
+    with cut_short(fleet, folder, number, INSTALLING) as run, faults.ssh_blocked(fleet.lab.lab, "h1"):
+        run.until("the connection")
 
 
 def line_broken_while_switching(fleet: Fleet, folder: Path, number: int) -> None:
     """The line breaks, and the host isn't told."""
-    with cut_short(fleet, folder, number, SWITCHING), faults.ssh_blocked(fleet.lab.lab, "h1"):
-        time.sleep(20)
+    with cut_short(fleet, folder, number, SWITCHING) as run, faults.ssh_blocked(fleet.lab.lab, "h1"):
+        run.until("the connection")
 
 
 def power_cut_while_installing(fleet: Fleet, folder: Path, number: int) -> None:
