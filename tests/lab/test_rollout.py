@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from lab import services
+from tests.lab import balancer
 from tests.lab.conftest import REPO, RunningLab
-from tests.lab.fleet import PREFIX, UNIT, Fleet, Result, Started
+from tests.lab.fleet import PREFIX, UNIT, Fleet, Result, Started, until
 
 HOSTS = ("h1", "h2", "h3")
 DEPLOY = "deploys/ascend.py"
@@ -243,3 +244,23 @@ def test_signals_are_the_same_for_a_service_manager(fleet: Rollouts, tmp_path: P
         assert run.wait(60) == 130, run.text()
     assert "INTERRUPTED" in run.text()
     assert fleet.active("h1")
+
+
+def test_each_host_is_out_of_its_load_balancer_while_it_is_switched(fleet: Rollouts) -> None:
+    both = ("h1", "h2")
+    balancer.haproxy(fleet, "h3", both)
+    until(lambda: balancer.servers(fleet, "h3") == dict.fromkeys(both, "ready down"))
+    drain = json.dumps({"haproxy": {"hosts": ["h3"], "backend": "vllm"}, "limit": 60})
+    # Until now they listened on loopback alone: the change itself is what lets the load balancer reach them.
+    options = ("--waves", "100%", "--max-unavailable", "1", "--data", f"drain={drain}")
+    with balancer.watched(fleet, "h3") as seen:
+        result = fleet.rollout(*options, chunk_size=352, listen="0.0.0.0")
+    assert result.code == 0, result.out + result.err
+    assert "left out, as load balancers of others: h3" in result.err
+    for host, other in (both, both[::-1]):
+        assert stages(result.out, host) == ["preparing", "prepared", "draining", "switching", "undraining", "done"]
+        out = [states for states in seen if states[host].startswith("drained")]
+        assert out, "it never was out"
+        assert all(states[other].startswith("ready") for states in out), "one at a time"
+        assert "ready down" not in {states[host] for states in seen[seen.index(out[0]) :]}, "back before it was up"
+    assert balancer.servers(fleet, "h3") == dict.fromkeys(both, "ready up")
