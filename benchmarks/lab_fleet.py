@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Cost, median_of, run
-from benchmarks.peers import Peer, changed, environment_variables, peers
+from benchmarks.peers import NAMES, Peer, environment_variables, peers
 from lab.hosts import Lab
 from lab.state import Paths
 
@@ -76,7 +76,7 @@ class Bench:
         commands = total = 0
         for name, _ in self.inventory(count):
             listing = "journalctl -u ssh -o cat --no-pager | grep -c 'Starting session: ' || true"
-            commands += int(self.lab.ssh(name, f"sudo sh -c \"{listing}\"").stdout)
+            commands += int(self.lab.ssh(name, f'sudo sh -c "{listing}"').stdout)
             counters = "/sys/class/net/eth0/statistics"
             seen = self.lab.ssh(name, f"cat {counters}/rx_bytes {counters}/tx_bytes").stdout.split()
             total += sum(int(item) for item in seen)
@@ -105,7 +105,7 @@ def end_states(bench: Bench, count: int, times: int) -> dict[str, Any]:
         times: runs a median is made of.
     """
     results: dict[str, Any] = {}
-    for name in [peer.name for peer in bench.peers(count)]:
+    for name in NAMES:
         bench.say(f"{name}: {count} blank hosts")
         bench.fresh(count)
         peer = next(item for item in bench.peers(count) if item.name == name)
@@ -114,7 +114,10 @@ def end_states(bench: Bench, count: int, times: int) -> dict[str, Any]:
         found["converged"] = median_of(times, lambda: bench.call(peer.run, peer))  # noqa: B023 - called at once
         found["dry_run"] = median_of(times, lambda: bench.call(peer.dry, peer))  # noqa: B023 - called at once
         found["traffic"] = bench.counted(count, lambda: bench.call(peer.run, peer))  # noqa: B023 - called at once
-        found["one_line_changed"] = _one(bench.call(changed(peer), peer))
+        found["one_line_changed"] = _one(bench.call(peer.change, peer))
+        before, after = peer.pinned
+        _one(bench.call(before, peer))
+        found["one_pin_changed"] = _one(bench.call(after, peer))
         results[name] = found
         bench.say(f"{name}: {json.dumps({key: item.get('wall_s') for key, item in found.items()})}")
     return results

@@ -40,9 +40,7 @@ def ratios(results: dict[str, Any], what: str) -> dict[str, float]:
         what: name of the measurement.
     """
     ours = results["peers"][_OURS][what]["wall_s"]
-    return {
-        name: round(found[what]["wall_s"] / ours, 1) for name, found in results["peers"].items() if name != _OURS
-    }
+    return {name: round(found[what]["wall_s"] / ours, 1) for name, found in results["peers"].items() if name != _OURS}
 
 
 def _peers(results: dict[str, Any]) -> str:
@@ -51,6 +49,7 @@ def _peers(results: dict[str, Any]) -> str:
         "converged": "nothing to do",
         "dry_run": "dry run, nothing to do",
         "one_line_changed": "one line of the configuration changed",
+        "one_pin_changed": "another version of one package",
         "first_converge": "blank hosts",
     }
     lines = [

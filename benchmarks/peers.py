@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ class Peer:
         run: command that brings the hosts there.
         dry: command that only says what it would do.
         env: variables of both.
-        change: further arguments that change one line of LMCache's configuration.
+        change: command of a run in which one line of LMCache's configuration is another.
+        pinned: commands that want one more package, then another version of it.
     """
 
     name: str
@@ -34,6 +36,12 @@ class Peer:
     dry: tuple[str, ...]
     env: Mapping[str, str]
     change: tuple[str, ...]
+    pinned: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+NAMES = ("lmcache-fleet", "stock pyinfra", "ansible", "ansible + mitogen")
+#: A package that nothing else needs, in two versions that the lab's index has.
+PINS = ("lab-extra==1.0", "lab-extra==1.1")
 
 
 def playbook_variables(lab_variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,10 +67,15 @@ def peers(hosts: Sequence[tuple[str, Mapping[str, Any]]], environment: Path, wor
     pyinfra = str(Path(sys.executable).parent / "pyinfra")
     change = json.dumps({"chunk_size": 512})
     ours = (pyinfra, "inventories/lab.py", "deploys/ascend.py", *limit)
-    stock_inventory = work / "stock_inventory.py"
-    stock_inventory.write_text(f"hosts = {_stock(hosts, variables)!r}\n", encoding="utf-8")
-    stock_changed = work / "stock_inventory_changed.py"
-    stock_changed.write_text(f"hosts = {_stock(hosts, {**variables, 'chunk_size': 512})!r}\n", encoding="utf-8")
+    pinned_playbook = work / "pinned.yaml"
+    pinned_playbook.write_text(_with_one_more_package(), encoding="utf-8")
+    applied = (pyinfra, "inventories/lab.py", "deploys/apply.py", *limit, "--data", f"playbook={pinned_playbook}", "-y")
+    stock_inventories = {}
+    more: dict[str, dict[str, Any]] = {"": {}, "changed": {"chunk_size": 512}, **{pin: {"extra": pin} for pin in PINS}}
+    for name, extra in more.items():
+        path = work / f"stock_inventory_{re.sub('[^a-z0-9]', '_', name)}.py"
+        path.write_text(f"hosts = {_stock(hosts, {**variables, **extra})!r}\n", encoding="utf-8")
+        stock_inventories[name] = str(path)
     stock = (str(environment / "bin" / "pyinfra"), "--chdir", str(HERE / "stock_pyinfra"))
     ansible_inventory = work / "ansible_inventory.json"
     ansible_inventory.write_text(json.dumps(_ansible(hosts, variables)), encoding="utf-8")
@@ -78,27 +91,54 @@ def peers(hosts: Sequence[tuple[str, Mapping[str, Any]]], environment: Path, wor
     mitogen_env = {
         **ansible_env, "ANSIBLE_STRATEGY_PLUGINS": str(plugins), "ANSIBLE_STRATEGY": "mitogen_linear",
     }  # fmt: skip
+
+    def stock_run(name: str) -> tuple[str, ...]:
+        return (*stock, stock_inventories[name], "deploy.py", "-y")
+
+    def pinned(command: tuple[str, ...], option: str, prefix: str = "") -> tuple[tuple[str, ...], tuple[str, ...]]:
+        first, second = ((*command, option, prefix + json.dumps({"extra": pin})) for pin in PINS)
+        return first, second
+
     return [
-        Peer("lmcache-fleet", (*ours, "-y"), (*ours, "--dry"), {}, ("--data", f"vars={change}")),
         Peer(
-            "stock pyinfra",
-            (*stock, str(stock_inventory), "deploy.py", "-y"),
-            (*stock, str(stock_inventory), "deploy.py", "--dry"),
-            {},
-            (str(stock_changed),),
+            NAMES[0],
+            run=(*ours, "-y"),
+            dry=(*ours, "--dry"),
+            env={},
+            change=(*ours, "-y", "--data", f"vars={change}"),
+            pinned=pinned(applied, "--data", "vars="),
+        ),
+        Peer(
+            NAMES[1],
+            run=stock_run(""),
+            dry=(*stock, stock_inventories[""], "deploy.py", "--dry"),
+            env={},
+            change=stock_run("changed"),
+            pinned=(stock_run(PINS[0]), stock_run(PINS[1])),
         ),
         *(
-            Peer(name, (*playbook, site), (*playbook, site, "--check", "--diff"), env, ("-e", change))
-            for name, env in (("ansible", ansible_env), ("ansible + mitogen", mitogen_env))
+            Peer(
+                name,
+                run=(*playbook, site),
+                dry=(*playbook, site, "--check", "--diff"),
+                env=env,
+                change=(*playbook, site, "-e", change),
+                pinned=pinned((*playbook, site), "-e"),
+            )
+            for name, env in zip(NAMES[2:], (ansible_env, mitogen_env), strict=True)
         ),
     ]
 
 
-def changed(peer: Peer) -> tuple[str, ...]:
-    """The command of a run in which one line of the configuration is another."""
-    if peer.name == "stock pyinfra":
-        return tuple(peer.change[0] if part.endswith("stock_inventory.py") else part for part in peer.run)
-    return (*peer.run, *peer.change)
+def _with_one_more_package() -> str:
+    """The ascend playbook with a further step, right after the one for triton-ascend."""
+    document = yaml.safe_load((ROOT / "playbooks" / "ascend.yaml").read_text(encoding="utf-8"))
+    steps = document["steps"]
+    (after,) = [number for number, step in enumerate(steps) if step.get("packages", {}).get("name") == "triton-ascend"]
+    index = {name: f"{{{{ {name} }}}}" for name in ("index_url", "trusted_hosts")}
+    steps.insert(after + 1, {"packages": {"name": "extra", "pins": ["{{ extra }}"], **index}})
+    document["vars"]["extra"] = PINS[0]
+    return yaml.safe_dump(document, sort_keys=False)
 
 
 def _stock(hosts: Sequence[tuple[str, Mapping[str, Any]]], variables: Mapping[str, Any]) -> list[Any]:

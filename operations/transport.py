@@ -107,10 +107,12 @@ def _check_data_first() -> None:
     def checked_init(self: State, inventory: Any, *args: Any, **kwargs: Any) -> None:
         problems = []
         known = {}
-        declared = declared_variables(_PLAYBOOKS)
         for host in inventory:
             try:
-                settings = known[host.name] = host_settings(host.name, data_layers(inventory, host))
+                layers = data_layers(inventory, host)
+                settings = known[host.name] = host_settings(host.name, layers)
+                named = [ROOT / layer["playbook"] for layer in layers if isinstance(layer.get("playbook"), str)]
+                declared = declared_variables(_PLAYBOOKS, *named)
                 unknown = [name for name in settings.vars if name not in declared]
                 message = "a variable that no playbook has"
                 where = f"inventory data of {host.name}"

@@ -100,10 +100,15 @@ def resolve(
 
 
 @lru_cache(maxsize=16)
-def declared_variables(folder: Path) -> frozenset[str]:
-    """Variables of all playbooks in a folder: an inventory serves several, so what any of them has is no slip."""
+def declared_variables(folder: Path, *others: Path) -> frozenset[str]:
+    """Variables of all playbooks in a folder: an inventory serves several, so what any of them has is no slip.
+
+    Args:
+        folder: the playbooks that every inventory may serve.
+        others: playbooks from elsewhere that this one serves.
+    """
     names: set[str] = set()
-    for path in sorted(folder.glob("*.yaml")):
+    for path in (*sorted(folder.glob("*.yaml")), *others):
         try:
             data = read_document(path).data
         except InputError:

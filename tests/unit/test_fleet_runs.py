@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
 from pyinfra import host, state
 from pyinfra.api import FunctionCommand, Inventory, State, StringCommand, operation
-from pyinfra.api.exceptions import DeployError
+from pyinfra.api.exceptions import DeployError, InventoryError
 
 from lmcache_fleet.changes import Change
 from lmcache_fleet.failures import Failure
 from lmcache_fleet.fleet import Fleet
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.recording import recorder_of
-from operations.transport import _check_data_first
+from operations.transport import _check_data_first, prepare_pyinfra
 
 
 def made(count: int, deploy: Callable[[], None], **special: dict[str, Any]) -> Fleet:
@@ -138,3 +139,17 @@ def test_data_reaches_the_hosts_and_settings_come_from_every_layer() -> None:
     fleet.run(fleet.names[:2], data={"until": "prepared"})
     assert seen == dict.fromkeys(fleet.names[:2], "prepared")
     assert [fleet.settings(name).failure_domain for name in fleet.names] == ["r1", "r1", ""]
+
+
+def test_variables_of_ones_own_playbook_are_known_and_a_slip_is_not(tmp_path: Path) -> None:
+    prepare_pyinfra()
+    playbook = tmp_path / "mine.yaml"
+    playbook.write_text("vars: {shelf: 1}\n")
+
+    def started(variables: dict[str, Any]) -> None:
+        data = {"playbook": str(playbook), "vars": variables}
+        State(inventory=Inventory((["@fake/n1"], {}), override_data=data))
+
+    started({"shelf": 2, "vllm": "1"})
+    with pytest.raises(InventoryError, match=r"vars\.shelve: .*did you mean 'shelf'"):
+        started({"shelve": 2})

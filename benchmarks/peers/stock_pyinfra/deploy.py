@@ -72,6 +72,10 @@ triton = server.shell(
     _env=trusted,
     _if=[lambda: any(item.did_change() for item in installed)],
 )
+one_more = [
+    pip.packages(name="One more package", packages=[pin], virtualenv=VENV, extra_install_args=index, _env=trusted)
+    for pin in filter(None, [v.get("extra")])
+]
 pip.packages(
     name="Build requirements",
     packages=["setuptools", "setuptools-scm", "wheel", "packaging", "ninja", "pybind11"],
@@ -159,7 +163,7 @@ rendered = [
     )
 ]
 systemd.service(name="Service runs", service="peer-vllm.service", running=True, enabled=True, daemon_reload=True)
-everything = [toolkit_file, *installed, triton, lmcache, build, *rendered]
+everything = [toolkit_file, *installed, *one_more, triton, lmcache, build, *rendered]
 systemd.service(
     name="Service restarts when something changed",
     service="peer-vllm.service",
