@@ -119,13 +119,16 @@ def peers(hosts: Sequence[tuple[str, Mapping[str, Any]]], environment: Path, wor
         *(
             Peer(
                 name,
-                run=(*playbook, site),
-                dry=(*playbook, site, "--check", "--diff"),
+                run=command,
+                dry=(*command, "--check", "--diff"),
                 env=env,
-                change=(*playbook, site, "-e", change),
-                pinned=pinned((*playbook, site), "-e"),
+                change=(*command, "-e", change),
+                pinned=pinned(command, "-e"),
             )
-            for name, env in zip(NAMES[2:], (ansible_env, mitogen_env), strict=True)
+            for name, env, command in (
+                (NAMES[2], ansible_env, (*playbook, site)),
+                (NAMES[3], mitogen_env, (*playbook, site, "-e", json.dumps({"with_mitogen": True}))),
+            )
         ),
     ]
 

@@ -1,21 +1,18 @@
-"""One view of the accelerator for every vendor: which facts to read, and what they amount to."""
+"""One view of the accelerator for every vendor: which facts to read, and what they amount to.
+
+A vendor's facts are imported when a playbook asks for that vendor: the parsers of all of them are a tenth of a second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 from pyinfra.api import FactBase
 
-from facts.ascend import CannToolkits, Driver
-from facts.maca import MxSmi
-from facts.musa import MthreadsGmi
-from facts.npu_smi import NpuSmiBoard, NpuSmiInfo
-from facts.nvidia import NvidiaSmi
-from facts.rocm import RocmSmi
-from facts.xpu import XpuSmi
 from lmcache_fleet.accelerators import Accelerators
 from lmcache_fleet.parsers.ascend_version import ascend_version
 
@@ -42,7 +39,7 @@ class AcceleratorView:
 
 def vendor_parts(vendor: str) -> list[Part]:
     """The facts to read for a vendor."""
-    return list(_VENDORS[vendor][0])
+    return [(fact, {}) for fact in _facts(vendor)]
 
 
 def observe_accelerator(vendor: str, read: Read) -> AcceleratorView:
@@ -52,34 +49,31 @@ def observe_accelerator(vendor: str, read: Read) -> AcceleratorView:
         vendor: as in `requires.accelerator.vendor`.
         read: `read(FactClass, **arguments)`, as the session's.
     """
-    return _VENDORS[vendor][1](read)
+    facts = _facts(vendor)
+    if vendor == "ascend":
+        return _ascend(*(read(fact) for fact in facts))
+    return _one_tool(read(facts[0])) if facts else AcceleratorView()
 
 
-def _nothing(read: Read) -> AcceleratorView:
-    return AcceleratorView()
+def _facts(vendor: str) -> list[type[FactBase[Any]]]:
+    return [getattr(import_module(module), name) for module, name in _FACTS[vendor]]
 
 
-def _ascend(read: Read) -> AcceleratorView:
-    toolkits, driver = read(CannToolkits), read(Driver)
+def _ascend(cards: Accelerators, board: Any, toolkits: Any, driver: Any) -> AcceleratorView:
     return AcceleratorView(
-        accelerators=read(NpuSmiInfo),
-        soc=read(NpuSmiBoard).soc,
+        accelerators=cards,
+        soc=board.soc,
         toolkit=ascend_version(toolkits.default.version if toolkits.default else None),
         driver=ascend_version(driver.version),
     )
 
 
-def _one_tool(fact: type[FactBase[Accelerators]]) -> tuple[tuple[Part, ...], Callable[[Read], AcceleratorView]]:
+def _one_tool(seen: Accelerators) -> AcceleratorView:
     """A vendor whose tool tells cards, driver and toolkit in one answer."""
-
-    def observe(read: Read) -> AcceleratorView:
-        seen: Accelerators = read(fact)
-        extra = seen.extra
-        toolkit = next((extra[name] for name in _TOOLKITS if extra.get(name)), None)
-        soc = next((str(chip.extra["gfx"]) for chip in seen.chips if chip.extra.get("gfx")), None)
-        return AcceleratorView(seen, soc, _version(toolkit), _version(seen.driver_version))
-
-    return ((fact, {}),), observe
+    extra = seen.extra
+    toolkit = next((extra[name] for name in _TOOLKITS if extra.get(name)), None)
+    soc = next((str(chip.extra["gfx"]) for chip in seen.chips if chip.extra.get("gfx")), None)
+    return AcceleratorView(seen, soc, _version(toolkit), _version(seen.driver_version))
 
 
 _TOOLKITS = ("toolkit_version", "cuda_version", "rocm_version", "maca_version")
@@ -92,12 +86,16 @@ def _version(text: object) -> Version | None:
         return None
 
 
-_VENDORS: dict[str, tuple[tuple[Part, ...], Callable[[Read], AcceleratorView]]] = {
-    "cpu": ((), _nothing),
-    "ascend": (((NpuSmiInfo, {}), (NpuSmiBoard, {}), (CannToolkits, {}), (Driver, {})), _ascend),
-    "cuda": _one_tool(NvidiaSmi),
-    "rocm": _one_tool(RocmSmi),
-    "xpu": _one_tool(XpuSmi),
-    "musa": _one_tool(MthreadsGmi),
-    "maca": _one_tool(MxSmi),
-}
+# Module and class of each vendor's facts.
+_FACTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "cpu": (),
+    "ascend": (
+        ("facts.npu_smi", "NpuSmiInfo"), ("facts.npu_smi", "NpuSmiBoard"), ("facts.ascend", "CannToolkits"),
+        ("facts.ascend", "Driver"),
+    ),
+    "cuda": (("facts.nvidia", "NvidiaSmi"),),
+    "rocm": (("facts.rocm", "RocmSmi"),),
+    "xpu": (("facts.xpu", "XpuSmi"),),
+    "musa": (("facts.musa", "MthreadsGmi"),),
+    "maca": (("facts.maca", "MxSmi"),),
+}  # fmt: skip

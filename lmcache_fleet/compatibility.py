@@ -6,10 +6,8 @@ import fnmatch
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -29,8 +27,7 @@ from lmcache_fleet.playbook.model import (
 from lmcache_fleet.problems import nearest
 from lmcache_fleet.requirements import Observed
 from lmcache_fleet.rule_conditions import HostCondition, PlaybookCondition
-
-_RULES = Path(__file__).parent / "rules"
+from lmcache_fleet.yaml_rules import read_rules
 
 
 def _canonical(pins: dict[str, str]) -> dict[str, str]:
@@ -87,14 +84,14 @@ class Finding:
 @lru_cache(maxsize=1)
 def rules() -> tuple[Rule, ...]:
     """All rules."""
-    data = yaml.safe_load((_RULES / "compatibility.yaml").read_text(encoding="utf-8"))
+    data = read_rules("compatibility.yaml")
     return tuple(TypeAdapter(list[Rule]).validate_python(data))
 
 
 @lru_cache(maxsize=1)
 def lmcache_keys() -> dict[str, frozenset[str]]:
     """LMCache version → configuration keys that it knows."""
-    data = yaml.safe_load((_RULES / "lmcache_keys.yaml").read_text(encoding="utf-8"))
+    data = read_rules("lmcache_keys.yaml")
     return {version: frozenset(keys) for version, keys in data.items()}
 
 

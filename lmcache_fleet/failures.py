@@ -7,16 +7,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lmcache_fleet.evidence_log import strip_ansi
+from lmcache_fleet.yaml_rules import read_rules
 
-_RULES = Path(__file__).parent / "rules" / "failures.yaml"
 _TELLING = re.compile(
     r"error|fatal|failed|denied|no such|cannot|can't|unable|not found|refused|timed out", re.IGNORECASE
 )
@@ -41,7 +39,7 @@ class Failure:
 
 @lru_cache(maxsize=1)
 def _known() -> list[tuple[re.Pattern[str], str, str]]:
-    rules = yaml.safe_load(_RULES.read_text(encoding="utf-8"))
+    rules = read_rules("failures.yaml")
     return [(re.compile(rule["match"], re.IGNORECASE | re.MULTILINE), rule["cause"], rule["remedy"]) for rule in rules]
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field, TypeAdapter
 
 from lmcache_fleet.compatibility import Rule, rules
 from lmcache_fleet.playbook.model import PlainName, StrictModel
+from lmcache_fleet.yaml_rules import read_rules
 
-_FILE = Path(__file__).parent / "rules" / "systems.yaml"
 SOURCE = "LMCache's installation and compatibility pages, as of 0.5.6"
 DATE = "2026-12-01"
 
@@ -99,7 +97,7 @@ class System(StrictModel):
 @lru_cache(maxsize=1)
 def systems() -> tuple[System, ...]:
     """All systems, in the guide's order."""
-    data = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    data = read_rules("systems.yaml")
     return tuple(TypeAdapter(list[System]).validate_python(data))
 
 

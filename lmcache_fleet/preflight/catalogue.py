@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import TypeAdapter
 
 from lmcache_fleet.playbook.model import StrictModel
 from lmcache_fleet.preflight.observation import Subject
 from lmcache_fleet.preflight.registry import checks
+from lmcache_fleet.yaml_rules import read_rules
 
 LANGUAGES = ("en", "zh")
 SEVERITIES = ("error", "warning", "info")
-_FILE = Path(__file__).resolve().parent.parent / "rules" / "checks.yaml"
 
 
 class Text(StrictModel):
@@ -77,7 +75,7 @@ class Finding:
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, Entry]:
     """Check id → its entry, in the catalogue's order."""
-    data = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    data = read_rules("checks.yaml")
     return TypeAdapter(dict[str, Entry]).validate_python(data)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab import network, services
 from tests.lab.conftest import REPO, RunningLab
 
 PREFIX = "/opt/lmcache-fleet"
@@ -130,6 +131,22 @@ class Fleet:
         names = {self.lab.host(name).address: name for name in self.lab.names}
         seen = json.loads(counts.read_text())
         return result, {names[address]: count for address, count in seen.items()}
+
+    def traffic(self) -> dict[str, int]:
+        """Bytes that went over each host's cable since it booted, both ways."""
+        state = self.lab.lab.reload()
+        found = {}
+        for host in state.hosts:
+            counters = Path("/sys/class/net", network.netns(state, host), "statistics")
+            found[host.name] = sum(int((counters / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
+        return found
+
+    def downloads(self, host: str, since: float) -> list[str]:
+        """Packages (not their metadata) that a host fetched from the index since a moment (of time.time())."""
+        address = self.lab.host(host).address
+        asked = services.accesses(self.lab.lab.paths.lab)
+        fetched = [entry["path"] for entry in asked if entry["client"] == address and entry["t"] >= since]
+        return [path for path in fetched if path.startswith("/files/") and not path.endswith(".metadata")]
 
     @contextmanager
     def running(self, log: Path, *options: str, artifacts: Path | None = None, **variables: Any) -> Iterator[Started]:

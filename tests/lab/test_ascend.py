@@ -18,6 +18,7 @@ from tests.lab.conftest import RunningLab
 from tests.lab.fleet import PREFIX, UNIT, UV, Fleet
 
 HOSTS = ("h1", "h2", "h3", "h4")
+CONVERGED_BYTES = 100_000
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 
 
@@ -88,7 +89,11 @@ def test_four_fresh_hosts_end_with_evidence_from_each_and_one_build(fleet: Fleet
 
 def test_a_second_run_changes_nothing_and_asks_each_host_once(fleet: Fleet, tmp_path: Path) -> None:
     before = {host: (fleet.listing(host), fleet.main_pid(host)) for host in HOSTS}
+    moved = fleet.traffic()
     result, counts = fleet.counted(tmp_path / "run.json", "-y", "--json")
+    moved = {host: total - moved[host] for host, total in fleet.traffic().items()}
+    # Handshake, survey program and answer, and what the services say to each other meanwhile.
+    assert max(moved.values()) < CONVERGED_BYTES, moved
     assert result.code == 0, result.err
     assert result.changed == set()
     assert counts == dict.fromkeys(HOSTS, 1)
@@ -169,6 +174,7 @@ def test_a_step_that_fails_on_one_host_leaves_the_others_to_finish(converged: Fl
     fleet.root("h4", "apt-get -qq remove -y libnuma-dev >/dev/null; rm -f /var/cache/apt/archives/libnuma-dev*")
     fleet.root("h4", f"echo '{broken}' > /etc/apt/apt.conf.d/99broken")
     old = fleet.serving("h4")
+    since = time.time()
     run = fleet.run("-y", "--json", chunk_size=512)
     fleet.root("h4", "rm /etc/apt/apt.conf.d/99broken")
     assert run.code != 0
@@ -184,6 +190,8 @@ def test_a_step_that_fails_on_one_host_leaves_the_others_to_finish(converged: Fl
     for name in ("h1", "h2", "h3"):
         assert fleet.active(name)
         assert "512" in fleet.root(name, f"cat {PREFIX}/current/config/lmcache.yaml")
+        # A new release of what the host has had before costs no download.
+        assert fleet.downloads(name, since) == []
     assert len(fleet.wheels()) == 1
     # And back: the old release is still there, nothing is built.
     began = time.monotonic()

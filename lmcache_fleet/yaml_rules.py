@@ -1,0 +1,20 @@
+"""The package's own YAML files, read fast: libyaml where PyYAML comes with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_RULES = Path(__file__).resolve().parent / "rules"
+
+
+def read_rules(name: str) -> Any:
+    """The data of a file in `rules/`.
+
+    Args:
+        name: of the file, such as `checks.yaml`.
+    """
+    return yaml.load((_RULES / name).read_text(encoding="utf-8"), _LOADER)  # noqa: S506 - one of the safe loaders
