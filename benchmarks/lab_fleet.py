@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.measure import ROOT, Cost, median_of, run
 from benchmarks.peers import NAMES, Peer, environment_variables, peers
+from lab import network
 from lab.hosts import Lab
 from lab.state import Paths
 
@@ -75,11 +76,12 @@ class Bench:
         """Commands that the hosts' sshd has started so far, and bytes that went over their wires, both ways."""
         commands = total = 0
         for name, _ in self.inventory(count):
-            listing = "journalctl -u ssh -o cat --no-pager | grep -c 'Starting session: ' || true"
+            # By name and not by unit: a session's process is moved out of sshd's unit.
+            listing = "journalctl -t sshd -o cat --no-pager | grep -c 'Starting session: ' || true"
             commands += int(self.lab.ssh(name, f'sudo sh -c "{listing}"').stdout)
-            counters = "/sys/class/net/eth0/statistics"
-            seen = self.lab.ssh(name, f"cat {counters}/rx_bytes {counters}/tx_bytes").stdout.split()
-            total += sum(int(item) for item in seen)
+            cable = network.netns(self.lab.state, self.lab.state.find(name))
+            counters = Path("/sys/class/net", cable, "statistics")
+            total += sum(int((counters / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
         return commands, total
 
     def counted(self, count: int, once: Callable[[], Cost]) -> dict[str, float]:
