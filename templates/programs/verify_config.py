@@ -233,6 +233,20 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
+def _as_text(value: Any, hint: Any) -> Any:
+    """Numbers among options and variables as the text that a command gets; all else as it is."""
+
+    def text(item: Any) -> Any:
+        return str(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else item
+
+    arguments = get_args(hint)
+    if isinstance(value, list) and (list[str] in (hint, *arguments)):
+        return [text(item) for item in value]
+    if isinstance(value, dict) and hint == dict[str, str]:
+        return {name: text(item) for name, item in value.items()}
+    return value
+
+
 def _read(kind: type[T], value: Any, where: str) -> T:
     """A dataclass from JSON, unknown keys and wrong types refused."""
     if not isinstance(value, Mapping):
@@ -247,7 +261,7 @@ def _read(kind: type[T], value: Any, where: str) -> T:
         hint = hints[key]
         if isinstance(hint, type) and hasattr(hint, "__dataclass_fields__"):
             read[key] = _read(hint, item, path)
-        elif _fits(item, hint):
+        elif _fits(item := _as_text(item, hint), hint):
             read[key] = item
         else:
             raise ConfigError(f"{path} has the wrong type: {json.dumps(item)[:80]}")

@@ -9,7 +9,7 @@ import pytest
 
 from lmcache_fleet.compatibility import findings
 from lmcache_fleet.playbook.load import check_document, read_playbook, resolve
-from lmcache_fleet.playbook.model import PackagesStep, Playbook, VenvStep
+from lmcache_fleet.playbook.model import PackagesStep, Playbook, VenvStep, VerifyStep
 from lmcache_fleet.playbook.source import parse_document
 from lmcache_fleet.problems import InputError
 
@@ -32,6 +32,19 @@ def problems(tmp_path: Path, body: str, given: dict[str, Any] | None = None) -> 
 @pytest.mark.parametrize("path", sorted((ROOT / "playbooks").glob("*.yaml")), ids=lambda path: path.name)
 def test_our_playbooks_are_valid_and_break_no_rule(path: Path) -> None:
     assert findings(check_document(read_playbook(path))) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "playbooks").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_verification_program_takes_the_options_of_our_playbooks(path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "templates/programs"))
+    from verify_config import parse
+
+    for step in check_document(read_playbook(path)).of_kind(VerifyStep):
+        given = {"mode": step.mode, "model": "m", "connector": {"kv_connector": "c"}}
+        if step.mode == "service":
+            given["service"] = {"url": "http://127.0.0.1:8000"}
+        config = parse({**given, **step.options})
+        assert all(isinstance(word, str) for word in config.engine.args)
 
 
 @pytest.mark.parametrize(
