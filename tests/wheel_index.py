@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -79,15 +79,23 @@ def builds() -> list[Build]:
     return [*index, *common, *torch, *pages]
 
 
-def site(folder: Path, minor: int) -> dict[str, tuple[str, bytes]]:
+# What a wheel holds besides its mark, and its entry points.
+Contents = Callable[[Build], tuple[dict[str, bytes], str]]
+
+
+def plain(build: Build) -> tuple[dict[str, bytes], str]:
+    """Just enough to be imported."""
+    modules = ("cuda_ops", "xpu_ops", "lmcache_native") if build.name == "lmcache" else ()
+    return {f"{normalized(build.name)}/{module}.py": b"" for module in ("__init__", *modules)}, ""
+
+
+def site(folder: Path, minor: int, listed: Sequence[Build], contents: Contents = plain) -> dict[str, tuple[str, bytes]]:
     """Path → content type and content of all pages and wheels."""
-    listed: dict[str, list[str]] = {}
+    linked: dict[str, list[str]] = {}
     served: dict[str, tuple[str, bytes]] = {}
-    for build in builds():
-        package = normalized(build.name)
-        files = {f"{package}/__init__.py": b"", f"{package}/_build.txt": build.mark.encode()}
-        if build.name == "lmcache":
-            files |= {f"lmcache/{module}.py": b"" for module in ("cuda_ops", "xpu_ops", "lmcache_native")}
+    for build in listed:
+        files, entry_points = contents(build)
+        files[f"{normalized(build.name)}/_build.txt"] = build.mark.encode()
         wheel = write_wheel(
             folder / build.page.replace("/", "-"),
             build.name,
@@ -95,35 +103,49 @@ def site(folder: Path, minor: int) -> dict[str, tuple[str, bytes]]:
             files,
             tag=build.tag.replace("@PYTHON@", f"cp3{minor}"),
             requires=build.requires,
+            entry_points=entry_points,
         )
         path = f"/files/{build.page}/{wheel.name}"
         served[path] = ("application/zip", wheel.read_bytes())
         project = "" if build.page.startswith("releases/") else f"/{build.name}"
-        listed.setdefault(f"/{build.page}{project}", []).append(path)
-    for page, files_ in listed.items():
+        linked.setdefault(f"/{build.page}{project}", []).append(path)
+    for page, files_ in linked.items():
         links = "".join(f'<a href="{quote(path)}">{path.rpartition("/")[2]}</a><br>\n' for path in files_)
         served[page] = ("text/html", f"<!DOCTYPE html><html><body>\n{links}</body></html>\n".encode())
     return served
 
 
 @contextmanager
-def serve(folder: Path, address: str = "127.0.0.1", minor: int = sys.version_info[1]) -> Iterator[str]:
+def serve(
+    folder: Path,
+    address: str = "127.0.0.1",
+    minor: int = sys.version_info[1],
+    listed: Sequence[Build] = (),
+    contents: Contents = plain,
+    other: str = "",
+) -> Iterator[str]:
     """The base URL of the running site.
 
     Args:
         folder: where the wheels are written.
         address: this machine's, to listen on.
         minor: wheels are for Python 3.minor.
+        listed: other wheels than those of `builds`.
+        contents: what the wheels hold.
+        other: an index that has the projects that this one hasn't.
     """
-    content = site(folder, minor)
+    content = site(folder, minor, listed or builds(), contents)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            found = content.get(unquote(self.path.partition("?")[0]).rstrip("/"))
-            kind, body = found or ("text/plain", b"not found")
-            self.send_response(200 if found else 404)
+            path = unquote(self.path.partition("?")[0]).rstrip("/")
+            elsewhere = other and path not in content and path.startswith("/simple/")
+            kind, body = content.get(path, ("text/plain", b"not found"))
+            self.send_response(302 if elsewhere else 200 if path in content else 404)
+            if elsewhere:
+                self.send_header("Location", f"{other}/{path.removeprefix('/simple/')}/")
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

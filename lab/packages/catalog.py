@@ -62,7 +62,7 @@ class Dist:
     """Makes further files from version and architecture."""
 
 
-def _torch_files(version: str, arch: str) -> dict[str, bytes]:
+def torch_files(version: str, arch: str) -> dict[str, bytes]:
     """A library that exports a name of this very version, and the CMake package that leads to it."""
     symbol = "lab_torch_abi_" + version.partition("+")[0].replace(".", "_")
     config = (
@@ -91,7 +91,7 @@ def distributions(arch: str) -> list[Dist]:
     command = "[console_scripts]\nvllm = vllm.entrypoints.cli.main:main\n"
 
     def torch(version: str, triton: str, indexes: tuple[str, ...] = (MAIN,)) -> Dist:
-        return Dist("torch", version, "torch", (*_TORCH, f"triton=={triton}"), indexes, native=True, extra=_torch_files)
+        return Dist("torch", version, "torch", (*_TORCH, f"triton=={triton}"), indexes, native=True, extra=torch_files)
 
     return [
         torch("2.11.0", "3.6.0"),
@@ -125,7 +125,8 @@ def distributions(arch: str) -> list[Dist]:
     ]  # fmt: skip
 
 
-def _files(dist: Dist, arch: str) -> dict[str, bytes]:
+def dist_files(dist: Dist, arch: str) -> dict[str, bytes]:
+    """What a stand-in wheel holds."""
     root = SOURCES / dist.source
     files: dict[str, bytes] = {}
     packages = set()
@@ -150,7 +151,7 @@ def build(out: Path, arch: str | None = None) -> dict[str, list[Path]]:
             out,
             dist.name,
             dist.version,
-            _files(dist, arch),
+            dist_files(dist, arch),
             tag=f"py3-none-manylinux_2_28_{arch}" if dist.native else "py3-none-any",
             requires=dist.requires,
             requires_python=dist.requires_python,
@@ -167,7 +168,7 @@ def source(out: Path, name: str = "lmcache", version: str = "0.5.6") -> Path:
     """Writes the source distribution of lmcache's stand-in, byte for byte the same each time."""
     base = f"{name}-{version}"
     files = {
-        **_files(next(dist for dist in distributions("any") if dist.name == name), "any"),
+        **dist_files(next(dist for dist in distributions("any") if dist.name == name), "any"),
         **{
             path.name: path.read_bytes()
             for path in sorted((SOURCES.parent / "lmcache_source").iterdir())

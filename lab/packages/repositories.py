@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.packages import builds
 from lab.shell import LabError
 
 HERE = Path(__file__).resolve().parent
@@ -92,11 +93,31 @@ class _Repository:
         self.git("-C", str(bare), "update-server-info")
 
 
+def _lmcache(work: Path, bare: Path) -> str:
+    """LMCache itself, for builds on other cards than Ascend's."""
+    tree = work.with_name("LMCache-tree")
+    for path, data in builds.lmcache_sources("0.5.6").items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(data)
+    package = tree / "lmcache"
+    (package / "backend.py").unlink()
+    (package / "backend.in").write_text(builds.backend("@KERNELS@", "@DEVICE@"))
+    version = 'from importlib.metadata import version\n\n__version__ = version("lmcache")\n'
+    (package / "version.py").write_text(version)
+    # As with the real one: torch's symbols are there when the native modules are loaded.
+    (package / "__init__.py").write_text((package / "__init__.py").read_text() + "\nimport torch\n")
+    repository = _Repository(work, day=20)
+    commit = repository.commit("LMCache stand-in 0.5.6", [tree, builds.LMCACHE_SOURCE])
+    repository.git("tag", "--annotate", "v0.5.6", "--message=v0.5.6")
+    repository.publish(bare)
+    return commit
+
+
 def build(out: Path) -> dict[str, str]:
     """Writes the repositories below *out*; gives the commit ids by name.
 
-    ``LMCache/LMCache-Ascend.git`` has the tags v0.4.3, v0.4.4 and v0.5.6 and the branch dsv4_support_045; its
-    submodules lie beside it. The same repositories are reachable without ``LMCache/``.
+    ``LMCache/LMCache.git`` has the tag v0.5.6, ``LMCache/LMCache-Ascend.git`` the tags v0.4.3, v0.4.4, v0.5.6 and
+    the branch dsv4_support_045; its submodules lie beside it. The same repositories are reachable without ``LMCache/``.
     """
     commits: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -143,7 +164,8 @@ def build(out: Path) -> dict[str, str]:
                 main.git("tag", "--annotate", line, f"--message={line}")
         main.git("checkout", "--quiet", "main")
         main.publish(fresh / "LMCache/LMCache-Ascend.git")
-        for repository in ("LMCache-Ascend", "kvcache-ops", "hcomm"):
+        commits["LMCache-v0.5.6"] = _lmcache(temporary / "LMCache", fresh / "LMCache/LMCache.git")
+        for repository in ("LMCache", "LMCache-Ascend", "kvcache-ops", "hcomm"):
             (fresh / f"{repository}.git").symlink_to(f"LMCache/{repository}.git")
         if out.exists():
             shutil.rmtree(out)

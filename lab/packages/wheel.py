@@ -27,6 +27,35 @@ def normalized(name: str) -> str:
     return name.replace("-", "_").replace(".", "_").lower()
 
 
+def unpacked(
+    name: str,
+    version: str,
+    files: Mapping[str, bytes],
+    *,
+    tag: str = "py3-none-any",
+    requires: Sequence[str] = (),
+    requires_python: str = ">=3.10",
+    entry_points: str = "",
+    summary: str = "",
+) -> dict[str, bytes]:
+    """All files of a wheel, or of a distribution that is installed as they lie. Arguments as for `write_wheel`."""
+    info = f"{normalized(name)}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", f"Summary: {summary}"]
+    metadata += [f"Requires-Python: {requires_python}", *(f"Requires-Dist: {line}" for line in requires)]
+    pure = "true" if tag.endswith("-any") else "false"
+    content = dict(files)
+    content[f"{info}/METADATA"] = ("\n".join(metadata) + "\n").encode()
+    content[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: lmcache-fleet lab\nRoot-Is-Purelib: {pure}\nTag: {tag}\n".encode()
+    )
+    if entry_points:
+        content[f"{info}/entry_points.txt"] = entry_points.encode()
+    record = "".join(f"{path},sha256={_hash(data)},{len(data)}\n" for path, data in content.items())
+    record += f"{info}/RECORD,,\n"
+    content[f"{info}/RECORD"] = record.encode()
+    return content
+
+
 def write_wheel(
     out: Path,
     name: str,
@@ -54,19 +83,10 @@ def write_wheel(
         summary: one line; ours says that it is a stand-in.
         build: the build number that some wheels have in their name.
     """
-    info = f"{normalized(name)}-{version}.dist-info"
-    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", f"Summary: {summary}"]
-    metadata += [f"Requires-Python: {requires_python}", *(f"Requires-Dist: {line}" for line in requires)]
-    pure = "true" if tag.endswith("-any") else "false"
-    content = dict(files)
-    content[f"{info}/METADATA"] = ("\n".join(metadata) + "\n").encode()
-    content[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: lmcache-fleet lab\nRoot-Is-Purelib: {pure}\nTag: {tag}\n".encode()
-    )
-    if entry_points:
-        content[f"{info}/entry_points.txt"] = entry_points.encode()
-    record = "".join(f"{path},sha256={_hash(data)},{len(data)}\n" for path, data in content.items())
-    record += f"{info}/RECORD,,\n"
+    content = unpacked(
+        name, version, files, tag=tag, requires=requires, requires_python=requires_python, entry_points=entry_points,
+        summary=summary,
+    )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     middle = f"-{build}" if build else ""
     target = out / f"{normalized(name)}-{version}{middle}-{tag}.whl"
@@ -74,7 +94,6 @@ def write_wheel(
     with zipfile.ZipFile(partial, "w") as archive:
         for path, data in content.items():
             archive.writestr(_entry(path), data)
-        archive.writestr(_entry(f"{info}/RECORD"), record.encode())
     partial.replace(target)
     return target
 

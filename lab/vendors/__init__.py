@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from lab.ascend.profile import PROFILE_DIR
+from lab.packages import builds
+from lab.packages.wheel import unpacked
 
 _HERE = Path(__file__).resolve().parent
 _C10 = b"_ZN3c105ErrorC1ENS_14SourceLocationE"
@@ -25,6 +28,7 @@ class Stack(_Strict):
     """What a vendor's image brings for the host's own Python."""
 
     torch: str
+    vllm: str | None = None
     cuda: str | None = None
     hip: str | None = None
     xpu: str | None = None
@@ -57,6 +61,41 @@ class VendorHost(_Strict):
     failure: str | None = None
     """What the tool says instead of an answer, with status 9."""
 
+    @property
+    def nodes(self) -> dict[str, list[str]]:
+        """Device nodes: those that every process of the vendor's opens, and one a card."""
+        control, card = NODES[self.vendor]
+        first = 128 if "render" in card else 0
+        return {"control": control, "cards": [f"{card}{first + number}" for number in range(self.cards.count)]}
+
+
+_RENDER = "/dev/dri/renderD"
+#: Vendor → nodes for all cards, and how the name of a card's own begins.
+NODES: dict[str, tuple[list[str], str]] = {
+    "cuda": (["/dev/nvidiactl", "/dev/nvidia-uvm"], "/dev/nvidia"),
+    "rocm": (["/dev/kfd"], _RENDER),
+    "xpu": ([], _RENDER),
+    "musa": ([], _RENDER),
+    "maca": (["/dev/mxcd"], _RENDER),
+}
+_UNIT = "lab-cards.service"
+# NVIDIA's driver lets everybody in; the others' nodes are of the group `render`, which udev makes on a real host.
+_DEVICES_UNIT = """\
+[Unit]
+Description=Simulated device nodes of accelerator cards
+DefaultDependencies=no
+After=local-fs.target
+Before=sysinit.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -euc 'getent group render >/dev/null || groupadd --system render; mkdir -p /dev/dri; \
+    for node in {nodes}; do [ -e $$node ] || mknod -m {mode} $$node c 1 3; chgrp {group} $$node; done'
+
+[Install]
+WantedBy=sysinit.target
+"""
 
 TOOLS = {
     "cuda": ["nvidia-smi"],
@@ -64,6 +103,16 @@ TOOLS = {
     "xpu": ["xpu-smi"],
     "musa": ["mthreads-gmi"],
     "maca": ["mx-smi"],
+}
+
+
+#: What stands for each vendor's compiler: the host's own.
+COMPILERS = {
+    "cuda": ["usr/local/cuda/bin/nvcc"],
+    "rocm": ["opt/rocm/bin/hipcc"],
+    "xpu": ["opt/intel/oneapi/compiler/bin/icpx"],
+    "musa": ["usr/local/musa/bin/mcc"],
+    "maca": ["opt/maca/tools/cu-bridge/bin/cucc"],
 }
 
 
@@ -96,7 +145,9 @@ def install(root: Path, profile: str) -> VendorHost:
     remove(root)
     state = root / "etc/lmcache-fleet-lab"
     state.mkdir(parents=True, exist_ok=True)
-    (state / "vendor.json").write_text(host.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    told = {**host.model_dump(mode="json"), "nodes": host.nodes}
+    (state / "vendor.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    _write_unit(root, host)
     for tool in TOOLS[host.vendor]:
         place = root / f"usr/local/sbin/{tool}"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -105,8 +156,12 @@ def install(root: Path, profile: str) -> VendorHost:
     for path, text in _version_files(host).items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
+    for path in COMPILERS[host.vendor]:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text('#!/bin/sh\nexec cc "$@"\n', encoding="utf-8")
+        (root / path).chmod(0o755)
     if host.stack:
-        for packages in _dist_packages(root):
+        for packages in dist_packages(root):
             _write_stack(packages, host.stack)
     return host
 
@@ -116,13 +171,16 @@ def remove(root: Path) -> None:
     for tools in TOOLS.values():
         for tool in tools:
             (root / f"usr/local/sbin/{tool}").unlink(missing_ok=True)
-    for path in ("opt/rocm", "usr/local/musa", "opt/maca"):
+    for place in ("", "sysinit.target.wants/"):
+        (root / f"etc/systemd/system/{place}{_UNIT}").unlink(missing_ok=True)
+    for path in ("opt/rocm", "usr/local/musa", "opt/maca", "usr/local/cuda", "opt/intel"):
         shutil.rmtree(root / path, ignore_errors=True)
-    for packages in _dist_packages(root):
+    for packages in dist_packages(root):
         listing = packages / ".lab-stack.json"
         if listing.is_file():
             for name in json.loads(listing.read_text(encoding="utf-8")):
-                shutil.rmtree(packages / name, ignore_errors=True)
+                place = packages / name
+                shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
             listing.unlink()
 
 
@@ -132,10 +190,12 @@ def _version_files(host: VendorHost) -> dict[str, str]:
     if host.vendor == "musa" and host.runtime:
         text = json.dumps({"musa_toolkit": {"version": host.runtime}})
         return {"usr/local/musa/version.json": text + "\n"}
+    if host.vendor == "xpu":
+        return {"opt/intel/oneapi/setvars.sh": "export PATH=/opt/intel/oneapi/compiler/bin:$PATH\n"}
     return {}
 
 
-def _dist_packages(root: Path) -> list[Path]:
+def dist_packages(root: Path) -> list[Path]:
     """Where the distribution's Python looks for what was installed beside it."""
     return [
         root / "usr/local/lib" / path.name / "dist-packages"
@@ -144,21 +204,35 @@ def _dist_packages(root: Path) -> list[Path]:
     ]
 
 
+def _write_unit(root: Path, host: VendorHost) -> None:
+    units = root / "etc/systemd/system"
+    wants = units / "sysinit.target.wants"
+    wants.mkdir(parents=True, exist_ok=True)
+    open_to_all = host.vendor == "cuda"
+    nodes = " ".join([*host.nodes["control"], *host.nodes["cards"]])
+    text = _DEVICES_UNIT.format(
+        nodes=nodes, mode="666" if open_to_all else "660", group="root" if open_to_all else "render"
+    )
+    (units / _UNIT).write_text(text, encoding="utf-8")
+    (wants / _UNIT).symlink_to(f"/etc/systemd/system/{_UNIT}")
+
+
 def _write_stack(packages: Path, stack: Stack) -> None:
-    torch = packages / "torch"
-    (torch / "lib").mkdir(parents=True, exist_ok=True)
-    (torch / "__init__.py").write_text('"""Stand-in made by the lmcache-fleet lab."""\n', encoding="utf-8")
     values = {"cuda": stack.cuda, "hip": stack.hip, "xpu": stack.xpu}
     lines = [f"{name}: Optional[str] = {value!r}\n" for name, value in values.items()]
     text = f"from typing import Optional\n\n__version__ = {stack.torch!r}\ndebug = False\n" + "".join(lines)
-    (torch / "version.py").write_text(text, encoding="utf-8")
     symbol = _C10 + (_NEW_STRING if stack.cxx11_abi else b"Ss")
-    (torch / "lib/libc10.so").write_bytes(b"stand-in\0" + symbol + b"\0")
-    made = ["torch"]
-    for name, version in {"torch": stack.torch, **stack.distributions}.items():
-        info = packages / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
-        (info / "RECORD").write_text(f"{info.name}/METADATA,,\n{info.name}/RECORD,,\n", encoding="utf-8")
-        made.append(info.name)
-    (packages / ".lab-stack.json").write_text(json.dumps(made), encoding="utf-8")
+    torch = {"torch/version.py": text.encode(), "torch/lib/libc10.so": b"stand-in\0" + symbol + b"\0"}
+    made = {("torch", stack.torch): (builds.torch(stack.torch, platform.machine()) | torch, "")}
+    if stack.vllm:
+        made["vllm", stack.vllm] = (builds.vllm(stack.vllm), builds.VLLM_PLATFORM)
+    for name, version in stack.distributions.items():
+        module = f"{name.replace('-', '_')}/__init__.py"
+        made[name, version] = ({module: f"__version__ = {version!r}\n".encode()}, "")
+    tops = set()
+    for (name, version), (files, entry_points) in made.items():
+        for path, data in unpacked(name, version, files, entry_points=entry_points).items():
+            tops.add(path.partition("/")[0])
+            (packages / path).parent.mkdir(parents=True, exist_ok=True)
+            (packages / path).write_bytes(data)
+    (packages / ".lab-stack.json").write_text(json.dumps(sorted(tops)), encoding="utf-8")

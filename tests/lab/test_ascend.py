@@ -23,9 +23,7 @@ UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 
 
 @pytest.fixture(scope="module")
-def fleet(
-    lab: RunningLab, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Fleet]:
+def fleet(lab: RunningLab, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """Four fresh hosts with eight Ascend 910B3 each, and an empty artifact store.
 
     LMCACHE_FLEET_TEST_REUSE names a store: hosts and store stay then, for work on single tests.

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from lab import images, services
-from lab.packages import catalog
+from lab.packages import builds, catalog
 from lab.packages.wheel import write_wheel
 from tests.lab.conftest import RunningLab
 from tests.lab.fleet import PREFIX, Fleet, Result
@@ -95,23 +95,9 @@ class Site:
 
 def wheels(folder: Path) -> None:
     """Pages as LMCache's releases have them, and an index that has the other wheel of the same version."""
-    source = catalog.SOURCES / "lmcache_mp"
-    entry = "[console_scripts]\nlmcache = lmcache.cli.main:main\n"
     for page, version in (("v0.5.3-rocm", "0.5.3+rocm7.2"), ("v0.5.3-xpu", "0.5.3+xpu"), ("simple/lmcache", "0.5.3")):
-        files = {
-            path.relative_to(source).as_posix(): path.read_bytes().replace(b"@VERSION@", version.encode())
-            for path in sorted(source.rglob("*"))
-            if path.is_file() and "__pycache__" not in path.parts
-        }
-        # The lab's own lmcache is for Ascend: here the wheel brings its native part itself.
-        connector = "lmcache/integration/vllm/lmcache_mp_connector.py"
-        files[connector] = (
-            files[connector]
-            .replace(b"lmcache_ascend.ops", b"lmcache.c_ops")
-            .replace(b"device_type=npu", b"device_type=cuda")
-        )
-        files["lmcache/c_ops.py"] = b""
-        files["lmcache/version.py"] = f'"""Version."""\n\n__version__ = "{version}"\n'.encode()
+        files = builds.lmcache(version, "rocm")
+        entry = builds.LMCACHE_COMMAND
         wheel = write_wheel(folder / page, "lmcache", version, files, entry_points=entry, summary="Lab stand-in")
         (folder / page / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
 

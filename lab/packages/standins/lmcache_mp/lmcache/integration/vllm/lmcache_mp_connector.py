@@ -1,10 +1,12 @@
 """The connector that talks to ``lmcache server``."""
 
 import array
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
+from lmcache import backend
 from lmcache.logging import init_logger
 from lmcache.mp.protocol import Client
 
@@ -20,11 +22,9 @@ class LMCacheMPConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         try:
-            import lmcache_ascend.ops  # noqa: F401 - only to see that it is there
+            importlib.import_module(backend.KERNELS)
         except ImportError as error:
-            raise RuntimeError(
-                "NPU requires the LMCache-Ascend native ops (lmcache_ascend.ops): Install LMCache-Ascend and retry."
-            ) from error
+            raise RuntimeError(backend.MISSING) from error
         transfer, model = vllm_config.kv_transfer_config, vllm_config.model_config
         host = str(transfer.get_from_extra_config("lmcache.mp.host", "tcp://localhost")).removeprefix("tcp://")
         self._client = Client(host, int(transfer.get_from_extra_config("lmcache.mp.port", 5555)))
@@ -35,7 +35,7 @@ class LMCacheMPConnector(KVConnectorBase_V1):
         answer = self._ask({"what": "hello", "model": self._model})
         if answer is not None:
             self._chunk = answer[0]["chunk_size"]
-            logger.info("Creating transfer context (device_type=npu, mode=lmcache_driven)")
+            logger.info("Creating transfer context (device_type=%s, mode=lmcache_driven)", backend.DEVICE)
 
     def _ask(self, message: dict[str, Any], kv: array.array | None = None) -> tuple[dict[str, Any], array.array] | None:
         try:

@@ -1,0 +1,174 @@
+"""Every system of LMCache's guide on a host with its cards: converged, converged again, and refused where it must be.
+
+Hosts, systemd, installers and programs are real; cards, engine and wheels are the lab's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import vendors
+from tests.lab.conftest import REPO, own_lab
+from tests.lab.systems_site import Systems, systems_site
+
+PROFILES = {
+    "h1": "h100x8",
+    "h2": "h100-cuda12",
+    "h3": "mi300x8",
+    "h4": "mi300x-torch210",
+    "h5": "max1550x4",
+    "h6": "s5000x8",
+    "h7": "c500x8",
+    "h8": "p100",
+}
+# Playbook, host, and the version of LMCache that must come.
+ROWS = [
+    ("cuda", "h1", "0.5.6"),
+    ("cuda-12.9", "h2", "0.5.6"),
+    ("rocm", "h3", "0.5.3+rocm7.2"),
+    ("rocm-amd", "h4", "0.5.4+rocm7.2.4.torch2.10.git3d3aa833.cxx11abi1"),
+    ("xpu", "h5", "0.5.3+xpu"),
+    ("musa", "h6", "0.5.5+musa"),
+    ("cuda-nightly", "h1", "0.5.8.dev12"),
+    ("cuda-12.9-nightly", "h2", "0.5.8.dev12"),
+    ("rocm-nightly", "h3", "0.5.4.dev15+rocm7.2"),
+    ("maca", "h7", "0.5.6+maca0.0.0.0"),
+    ("cuda-source", "h1", "0.5.6"),
+    ("cuda-12.9-source", "h2", "0.5.6"),
+    ("rocm-source", "h3", "0.5.6"),
+    ("xpu-source", "h5", "0.5.6"),
+]
+
+
+WITHOUT_ENGINE = ("rocm-amd", "rocm-source")
+
+
+@pytest.fixture(scope="module")
+def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
+    """One fresh host of each hardware."""
+    with own_lab("systems", PROFILES) as lab, systems_site(lab, tmp_path_factory.mktemp("systems")) as site:
+        yield site
+
+
+@pytest.mark.parametrize(("playbook", "host", "version"), ROWS, ids=[row[0] for row in ROWS])
+def test_a_system_converges_with_evidence_and_then_stays_as_it_is(
+    systems: Systems, tmp_path: Path, playbook: str, host: str, version: str
+) -> None:
+    fleet = systems.fleet(playbook)
+    result = systems.run(playbook, host)
+    assert result.code == 0, result.err
+    serving = fleet.serving(host)
+    python = "/opt/lmcache-fleet/current/venv/bin/python"
+    asked = "import importlib.metadata as m; print(m.version('lmcache'))"
+    assert fleet.root(host, f'{python} -c "{asked}"') == version
+    # AMD's image has no engine: nothing is served from it.
+    serves = playbook not in WITHOUT_ENGINE
+    for stage in ("offline", "online") if serves else ():
+        evidence = fleet.evidence(host, serving, stage)
+        assert evidence["ok"], evidence
+    assert fleet.active(host) is serves
+    before = (fleet.listing(host), fleet.main_pid(host))
+    counts = tmp_path / "counts.json"
+    again = systems.run(playbook, host, env={"COUNTS": str(counts)})
+    assert again.code == 0, again.err
+    assert again.changed == set(), again.err
+    assert list(json.loads(counts.read_text()).values()) == [1]
+    assert (fleet.listing(host), fleet.main_pid(host)) == before
+
+
+# --- hosts that don't fit ---------------------------------------------------------------------------------------------
+
+# Playbook, host, what the host has in the place of its own cards, and what the refusal says.
+MISFITS = [
+    ("cuda", "h8", "p100", "compute capability: 6.0, wanted >=7.0", "newer card"),
+    ("cuda", "h2", None, "CUDA of the driver: found 12.9, wanted >=13.0", "driver"),
+    ("cuda-12.9", "h8", "mi300x8", "tool-missing", "driver"),
+    ("rocm", "h8", "mi250x8", "gfx90a, wanted gfx942 or gfx950", ""),
+    ("rocm", "h4", None, "torch is 2.10.0+rocm7.2.4.git3d3aa833, wanted 2.11.*+rocm7.2*", ""),
+    ("rocm-amd", "h3", None, "torch is 2.11.0+rocm7.2, wanted 2.10.0", "build from source: playbooks/rocm-source.yaml"),
+    ("rocm-nightly", "h8", "mi250x8", "gfx90a, wanted gfx942 or gfx950", ""),
+    ("xpu", "h6", None, "tool-missing", ""),
+    ("musa", "h8", "s5000-plain", "torch_musa is not there", "use the vendor's image"),
+    ("maca", "h1", None, "tool-missing", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("playbook", "host", "profile", "cause", "remedy"), MISFITS, ids=[f"{m[0]}-{m[2] or m[1]}" for m in MISFITS]
+)
+def test_a_host_that_does_not_fit_is_refused_and_nothing_of_it_is_touched(
+    systems: Systems, playbook: str, host: str, profile: str | None, cause: str, remedy: str
+) -> None:
+    fleet = systems.fleet(playbook)
+    if profile:
+        vendors.install(systems.lab.lab.root(host), profile)
+    before = fleet.listing(host, "/opt /etc /var/lib /usr/local")
+    refused = systems.run(playbook, host)
+    assert refused.code != 0
+    row = refused.table.split(" | ")
+    assert row[:2] == [host, "requirements"], refused.err
+    assert cause in row[2]
+    assert remedy in row[3]
+    assert row[3] not in {"", "-"}
+    assert fleet.listing(host, "/opt /etc /var/lib /usr/local") == before
+
+
+# --- flags left out ---------------------------------------------------------------------------------------------------
+
+# Playbook, its host, a text of it, what stands there instead, and the rule that names it.
+FLAGS = [
+    ("cuda-12.9", "h2", '      extra_index_urls: ["{{ torch_index_url }}/cu129"]\n', "", "cu129-without-torch-index"),
+    ("cuda-12.9", "h2", "      index_strategy: unsafe-best-match\n", "", "torch-index-without-best-match"),
+    ("rocm", "h3", "{{ lmcache }}+rocm7.2", "{{ lmcache }}", "rocm-without-local-version"),
+    ("rocm", "h3", "      no_deps: true\n", "", "vendor-torch-replaced"),
+    ("rocm-amd", "h4", "      no_deps: true\n", "", "vendor-torch-replaced"),
+    ("xpu", "h5", "      no_index: true\n", "", "index-wheel-on-vendor-torch"),
+    ("musa", "h6", "      no_deps: true\n", "", "vendor-torch-replaced"),
+    ("maca", "h7", "        BUILD_WITH_MACA: 1\n", "        MAX_JOBS: 1\n", "maca-source-environment"),
+    ("maca", "h7", "{{ lmcache }}+maca{{ maca_ai_version }}", "{{ lmcache }}", "maca-version-without-build"),
+    ("cuda-nightly", "h1", "/nightly", "/v0.5.6", "nightly-without-page"),
+    (
+        "cuda-nightly",
+        "h1",
+        '      extra_index_urls: ["{{ torch_index_url }}/cu130"]\n',
+        "",
+        "cu130-nightly-without-torch-index",
+    ),
+    ("rocm-nightly", "h3", "      no_index: true\n", "", "rocm-nightly-from-index"),
+    (
+        "cuda-12.9-source",
+        "h2",
+        "LMCACHE_CUDA_MAJOR: 12",
+        "LMCACHE_CUDA_MAJOR: 13",
+        "cuda12-source-takes-cuda13-requirements",
+    ),
+    ("rocm-source", "h3", "        BUILD_WITH_HIP: 1\n", "", "rocm-source-environment"),
+    ("xpu-source", "h5", "        BUILD_WITH_SYCL: 1\n", "        MAX_JOBS: 1\n", "xpu-source-environment"),
+]
+
+
+@pytest.mark.parametrize(("playbook", "host", "text", "instead", "rule"), FLAGS, ids=[f"{f[0]}-{f[4]}" for f in FLAGS])
+def test_a_flag_left_out_is_named_without_a_host_and_on_one(
+    systems: Systems, tmp_path: Path, playbook: str, host: str, text: str, instead: str, rule: str
+) -> None:
+    whole = (REPO / f"playbooks/{playbook}.yaml").read_text()
+    assert text in whole
+    place = tmp_path / f"{playbook}.yaml"
+    place.write_text(whole.replace(text, instead))
+    command = [str(Path(sys.executable).parent / "lmcache-fleet"), "check", str(place)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    assert f"{rule}: " in checked.stderr
+    fleet = systems.fleet(playbook)
+    before = fleet.listing(host, "/opt /etc")
+    refused = systems.run(playbook, host, file=place)
+    assert refused.code != 0
+    assert refused.table.split(" | ")[:2] == [host, "requirements"], refused.err
+    assert f"{rule}: " in refused.table
+    assert fleet.listing(host, "/opt /etc") == before
