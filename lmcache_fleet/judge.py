@@ -137,7 +137,9 @@ def build_key(step: NativeBuildStep, wanted: Wanted, state: ReleaseState) -> dic
         wanted: the host's side.
         state: the release, in which what the extension is built against is installed.
     """
-    against = {name: next(iter(state.distributions.get(name, [])), None) for name in ("torch", "torch-npu", "lmcache")}
+    # What is built is not what it is built against: a build of LMCache itself would change its own key.
+    beside = [name for name in ("torch", "torch-npu", "lmcache") if name != canonicalize_name(step.package)]
+    against = {name: next(iter(state.distributions.get(name, [])), None) for name in beside}
     if wanted.key.runtime:
         against["runtime"] = wanted.key.runtime
     return {

@@ -68,10 +68,10 @@ class Systems:
 
 def hub_client(cache: Path, out: Path, minor: str) -> Path:
     """The real client of the model hub, which transformers bring everywhere, and all that it needs."""
-    (wheels,) = {path.parent for path in cache.glob("third-party-*/huggingface_hub-*.whl")}
-    pip = [third_party.build_env(cache), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
-    place = ["--find-links", wheels, "--python-version", minor, "--only-binary=:all:", "--target", out]
-    subprocess.run([*pip, *place, "huggingface_hub"], check=True)
+    found = max(cache.glob("third-party-*/huggingface_hub-*.whl"), key=lambda path: path.stat().st_mtime)
+    pip = [str(third_party.build_env(cache)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    place = ["--no-index", "--find-links", str(found.parent), "--python-version", minor, "--target", str(out)]
+    subprocess.run([*pip, *place, "--only-binary=:all:", "huggingface_hub"], check=True)
     return out
 
 
@@ -90,6 +90,8 @@ def systems_site(lab: RunningLab, work: Path) -> Iterator[Systems]:
         replace(build, requires=(*build.requires, "huggingface_hub")) if build.name == "transformers" else build
         for build in all_builds()
     ]
+    # What only a source's requirements name.
+    listed += [Build("simple", "cufile-python", "0.2.0"), Build("simple", "nvtx", "0.2.14")]
     number = int(minor.partition(".")[2])
     with serve(work / "wheels", state.gateway, number, listed, contents, index) as url:
         yield Systems(

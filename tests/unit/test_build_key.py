@@ -67,6 +67,12 @@ def test_another_part_is_another_key_and_is_named(
     assert change.why == f"other {named}"
 
 
+def test_a_build_of_lmcache_itself_is_the_same_before_and_after_it_is_installed() -> None:
+    own = STEP.model_copy(update={"package": "lmcache", "module": "lmcache"})
+    bare = {name: versions for name, versions in INSTALLED.items() if name != "lmcache"}
+    assert build_key(own, wanted(), state(distributions=bare)) == build_key(own, wanted(), state())
+
+
 def test_the_same_everything_is_no_change() -> None:
     key = build_key(STEP, wanted(), state())
     built = state(records={"native-lmcache_ascend": {"key": key}})

@@ -39,7 +39,7 @@ def extension(module):
     macros = [("LAB_NAME", f'"{module}"'), ("LAB_INIT", f"PyInit_{module}")]
     # The vendors' compilers compile other things than this file: the host's own stands for them.
     os.environ.pop("CXX", None)
-    return Extension(f"lmcache.{module}", ["kernels.c"], include_dirs=[INCLUDE], define_macros=macros)
+    return Extension(f"lmcache.{module}", ["kernels.cpp"], include_dirs=[INCLUDE], define_macros=macros)
 
 
 def extensions():

@@ -97,7 +97,11 @@ REFUSED: dict[str, tuple[str, Edit]] = {
     ),
     "python-of-lmcache": ("cuda", lambda data: (var("python", "3.9")(data), data["requires"].pop("python"))),
     "cu129-without-torch-index": ("cuda-12.9", drop("extra_index_urls")),
-    "cu130-nightly-without-torch-index": ("cuda-nightly", drop("extra_index_urls")),
+    # On a mirror of the pages, too.
+    "cu130-nightly-without-torch-index": (
+        "cuda-nightly",
+        lambda data: (var("releases_url", "http://mirror/pages")(data), drop("extra_index_urls")(data)),
+    ),
     "torch-index-without-best-match": ("cuda-12.9", drop("index_strategy")),
     "nightly-without-page": ("cuda-nightly", drop("find_links")),
     "rocm-nightly-from-index": ("rocm-nightly", drop("no_index")),
