@@ -128,8 +128,15 @@ def run(request, release, user, work):
     os.chmod(staged, 0o644)
     os.replace(staged, os.path.join(folder, request["stage"] + ".json"))
     if request.get("seal") and done.returncode == 0:
-        with open(os.path.join(release, "sealed"), "w", encoding="utf-8") as handle:
+        # The mark must not reach the disk before what it stands for: after a power cut, a release of empty files would
+        # count as whole.
+        os.sync()
+        staged = os.path.join(release, "sealed.new")
+        with open(staged, "w", encoding="utf-8") as handle:
             handle.write(json.dumps(request["subject"]))
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(staged, os.path.join(release, "sealed"))
     for finding in evidence.get("findings", []):
         if finding.get("severity") == "error" or done.returncode:
             print("error: %s: %s" % (finding.get("id"), finding.get("message")), file=sys.stderr)
