@@ -188,8 +188,9 @@ def test_a_step_that_fails_on_one_host_leaves_the_others_to_finish(converged: Fl
     for name in ("h1", "h2", "h3"):
         assert fleet.active(name)
         assert "512" in fleet.root(name, f"cat {PREFIX}/current/config/lmcache.yaml")
-        # A new release of what the host has had before costs no download.
-        assert fleet.downloads(name, since) == []
+        # A new release of what the host has had before costs no download, but for what is forced over another's files:
+        # uv fetches that anew.
+        assert [path for path in fleet.downloads(name, since) if "/triton_ascend-" not in path] == []
     assert len(fleet.wheels()) == 1
     # And back: the old release is still there, nothing is built.
     began = time.monotonic()

@@ -352,8 +352,7 @@ def test_what_a_killed_run_left_is_no_fault_of_the_next_and_no_harm_to_another_l
         state = left.lab.reload()
         # As a test that is killed leaves them.
         services.control(left.lab.paths.lab, down=True)
-        killed = faults.air_gapped(left.lab, "h1")
-        killed.__enter__()
+        faults.cut_internet(left.lab, "h1")
         # A lab from before a restart of the machine has the names that this one has now.
         old = Paths(left.lab.paths.cache, f"{lab.lab.paths.name}-old")
         save(
