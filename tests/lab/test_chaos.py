@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from lab import faults, services
-from tests.lab.conftest import own_lab
 from tests.lab.fleet import PREFIX, UNIT, Fleet, Started
 from tests.lab.test_ascend import fleet
 from tests.lab.test_preflight import messages, preflight
@@ -323,22 +322,3 @@ SAMPLE = FAULTS if ALL else tuple(random.Random(SEED).sample(FAULTS, 1))
 @pytest.mark.parametrize("fault", SAMPLE, ids=lambda fault: fault.__name__)
 def test_nothing_is_lost(steady: Fleet, tmp_path: Path, fault: Fault) -> None:
     fault(steady, tmp_path, 100 + FAULTS.index(fault))
-
-
-@pytest.mark.skipif(not ALL, reason="LMCACHE_FLEET_CHAOS=1 runs it: a host of its own, from blank")
-def test_a_sealed_release_is_on_the_disk(tmp_path: Path) -> None:
-    """A host that loses its power right after the proof, and with it whatever was not synced, has the whole release."""
-    with own_lab("power", {"h1": "910b3x8"}, disk_gb=24) as lab:
-        fleet = Fleet(lab, tmp_path)
-        done = fleet.run("-y", "--data", "until=prepared")
-        assert done.code == 0, done.err
-        (release,) = fleet.releases("h1")
-        sums = f"cd {PREFIX}/releases/{release} && find . -type f -exec sha256sum {{}} + | sort -k2"
-        before = fleet.root("h1", sums).splitlines()
-        power_lost(fleet)
-        after = fleet.root("h1", sums).splitlines()
-        assert sorted(set(before) ^ set(after)) == []
-        again = fleet.run("-y", "--json")
-        assert again.code == 0, again.err
-        assert fleet.serving("h1") == release
-        assert not any("packages" in step or "native_build" in step for _, step in again.changed)
