@@ -334,34 +334,3 @@ def test_an_image_is_made_from_a_source_tree_once(site: Site) -> None:
     assert result.code == 0, result.err
     assert "STEP" not in result.err
     assert built.record("image-built")["id"] == record["id"]
-
-
-def test_a_ready_image_is_pinned_when_first_seen_and_followed_when_asked(site: Site) -> None:
-    base = site.fleet.lab.lab.paths.root(HOST)
-    wheel = next((site.work / "pages/v0.5.3-rocm").glob("*.whl"))
-    layers = [*vendor_layers(site.work / "layers", base), images.wheel_layer([wheel], images.python_minor(base))]
-    image = f"{site.registry}/rocm/vllm-dev:nightly"
-    images.push(image, layers, site.work)
-    variables = {name: site.variables[name] for name in ("tls_verify", "memlock", "model_tiny", "model", "disk_gb")}
-    variables |= {"channel": "rocm", "image": image}
-    fleet = Fleet(site.fleet.lab, site.fleet.artifacts, "deploys/lmcache-image.py")
-    ready = Site(fleet, site.registry, "", site.work, variables)
-    result = ready.run("-y")
-    assert result.code == 0, result.err
-    serving = fleet.serving(HOST)
-    for stage in ("offline", "online"):
-        assert fleet.evidence(HOST, serving, stage)["ok"]
-    assert ready.record("image-ready")["seen"]["distributions"]["lmcache"] == ["0.5.3+rocm7.2"]
-    # The tag moves on: who didn't ask for it stays with what was resolved and recorded.
-    images.push(image, [*layers, layers[-1]], site.work)
-    result = ready.run("-y", "--json")
-    assert result.code == 0, result.err
-    assert result.changed == set(), result.err
-    followed = ready.run("--dry", "--json", follow=True)
-    assert (HOST, "02 release") in followed.planned
-    # And the image of another vendor's channel is refused on this host, which goes on serving.
-    refused = ready.run("-y", channel="stable")
-    assert refused.code != 0
-    assert refused.table.split(" | ")[1] == "requirements"
-    assert fleet.serving(HOST) == serving
-    assert fleet.active(HOST)
