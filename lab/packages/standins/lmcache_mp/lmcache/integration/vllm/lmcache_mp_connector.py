@@ -2,6 +2,7 @@
 
 import array
 import importlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
@@ -32,10 +33,21 @@ class LMCacheMPConnector(KVConnectorBase_V1):
         self._bytes = model.kv_bytes_per_token()
         self._healthy = True
         self._chunk = 0
-        answer = self._ask({"what": "hello", "model": self._model})
+        answer = self._greet()
         if answer is not None:
             self._chunk = answer[0]["chunk_size"]
             logger.info("Creating transfer context (device_type=%s, mode=lmcache_driven)", backend.DEVICE)
+
+    def _greet(self) -> tuple[dict[str, Any], array.array] | None:
+        """The first question waits a little for a server that starts at the same moment."""
+        hello = {"what": "hello", "model": self._model}
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            try:
+                return self._client.ask(hello)
+            except ConnectionError:
+                time.sleep(0.1)
+        return self._ask(hello)
 
     def _ask(self, message: dict[str, Any], kv: array.array | None = None) -> tuple[dict[str, Any], array.array] | None:
         try:
