@@ -79,9 +79,7 @@ class Bench:
             # By name and not by unit: a session's process is moved out of sshd's unit.
             listing = "journalctl -t sshd -o cat --no-pager | grep -c 'Starting session: ' || true"
             commands += int(self.lab.ssh(name, f'sudo sh -c "{listing}"').stdout)
-            cable = network.netns(self.lab.state, self.lab.state.find(name))
-            counters = Path("/sys/class/net", cable, "statistics")
-            total += sum(int((counters / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
+            total += network.traffic(self.lab.state, self.lab.state.find(name))
         return commands, total
 
     def counted(self, count: int, once: Callable[[], Cost]) -> dict[str, float]:

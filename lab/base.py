@@ -234,7 +234,7 @@ def build(root: Path, paths: Paths, say: Say) -> None:
     sources = apt_sources(code)
     log = paths.bases / "build.log"
     archives = paths.cache / "debootstrap-debs"
-    archives.mkdir(parents=True, exist_ok=True)
+    archives.mkdir(exist_ok=True)
     signed = sources[0].signed_by
     keyring = [f"--keyring={signed}"] if signed and Path(signed).is_file() else []
     say("  debootstrap")

@@ -163,6 +163,12 @@ def plug(state: State, host: Host) -> None:
     run(["ip", "-n", ns, "-batch", "-"], stdin=f"{commands}route add default via {state.gateway}\n")
 
 
+def traffic(state: State, host: Host) -> int:
+    """Bytes that went over a host's cable since it booted, both ways."""
+    counters = Path("/sys/class/net", netns(state, host), "statistics")
+    return sum(int((counters / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
+
+
 def delay(state: State, host: Host, seconds: float, loss: float) -> None:
     """Put a slow cable between host and bridge (see `lab.delay`), or with 0 and 0 the plain one again."""
     ns = netns(state, host)

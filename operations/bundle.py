@@ -25,8 +25,9 @@ from lmcache_fleet.problems import InputError, Problem
 from lmcache_fleet.shell import script, words
 from lmcache_fleet.sizes import readable
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 
 # Sent and checked together: what a lost connection costs.
 _BATCH = 256 << 20

@@ -23,8 +23,9 @@ from lmcache_fleet.judge import image_shortfalls
 from lmcache_fleet.playbook.model import ContainerImageStep, ServiceStep
 from lmcache_fleet.shell import program_source, words
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 
 
 @step_operation

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from operations.faults import Commands, commands_of, step_operation
-from operations.session import HostFault, Session
+from operations.host_fault import HostFault
+from operations.session import Session
 
 Call = tuple[str, "partial[Any]"]
 

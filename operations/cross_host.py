@@ -25,8 +25,9 @@ from lmcache_fleet.repository import ROOT
 from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.store import save_evidence
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session, session_for
+from operations.session import Session, session_for
 from operations.verify import verify_request
 
 

@@ -19,8 +19,9 @@ from lmcache_fleet.dependencies import (
 from lmcache_fleet.installer import marker_environment
 from lmcache_fleet.shell import program_source, words, write_file
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 
 _SHOWN = 8
 

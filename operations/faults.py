@@ -11,7 +11,8 @@ from pyinfra import logger
 from pyinfra.api import FunctionCommand, operation
 from pyinfra.api.command import PyinfraCommand
 
-from operations.session import HostFault, Session
+from operations.host_fault import HostFault
+from operations.session import Session
 
 P = ParamSpec("P")
 Commands = Generator[PyinfraCommand, None, None]

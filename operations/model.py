@@ -9,8 +9,9 @@ from lmcache_fleet.shell import program_source, script, words
 from operations.bundle import laid_out
 from operations.container_image import python_in
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 
 
 @step_operation

@@ -22,9 +22,10 @@ from lmcache_fleet.playbook.model import NativeBuildStep, PackagesStep, SourceSt
 from lmcache_fleet.shell import program_source, script, words, write_file
 from lmcache_fleet.store import RefusedArtifact, Wheel, WheelStore
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.packages import check_command, install_script
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 from operations.venv import uv_path
 
 # One builder a key: the others of the key wait here and then take its wheel. If it fails, the next one tries.

@@ -39,8 +39,9 @@ from lmcache_fleet.preflight.observation import (
 )
 from lmcache_fleet.preflight.packages import hub_urls, index_urls
 from lmcache_fleet.units import unit_names
+from operations.host_fault import HostFault
 from operations.plan import HostPlan, toolkit_of
-from operations.session import HostFault, Part, Session
+from operations.session import Part, Session
 
 T = TypeVar("T")
 

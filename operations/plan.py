@@ -46,7 +46,8 @@ from lmcache_fleet.requirements import Observed
 from lmcache_fleet.runtimes import Runtime, minor_of
 from lmcache_fleet.sources import SourceError, SourceTree, make_tree
 from lmcache_fleet.units import unit_names
-from operations.session import HostFault, Part, Session
+from operations.host_fault import HostFault
+from operations.session import Part, Session
 
 
 class HostPlan:

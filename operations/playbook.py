@@ -36,6 +36,7 @@ from operations.bundle import bundle, require_bundle, use_bundle
 from operations.container_image import container_image
 from operations.converged import Call, converged, unfinished
 from operations.dependencies import dependencies
+from operations.host_fault import HostFault
 from operations.kv_store import kv_store
 from operations.lmcache_config import lmcache_config
 from operations.model import model
@@ -46,7 +47,7 @@ from operations.release import release, retention, switch
 from operations.report import host_report
 from operations.resolution import require_resolvable
 from operations.service import account, secrets, service, service_files
-from operations.session import HostFault, Session, session_for
+from operations.session import Session, session_for
 from operations.system_packages import system_packages
 from operations.toolkit_env import toolkit_env
 from operations.venv import installer_tool, venv

@@ -20,9 +20,10 @@ from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.resolution import platform_of, unresolved
 from operations.bundle import use_bundle
+from operations.host_fault import HostFault
 from operations.observe import observe
 from operations.plan import HostPlan, source_tree
-from operations.session import HostFault, Session, session_for
+from operations.session import Session, session_for
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lmcache_fleet.playbook.model import PackagesStep
 from lmcache_fleet.resolution import platform_of, unresolved
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault
 
 
 def require_resolvable(plan: HostPlan) -> None:

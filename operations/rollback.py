@@ -21,9 +21,10 @@ from lmcache_fleet.problems import InputError
 from lmcache_fleet.release import NoWayBack, rollback_target
 from lmcache_fleet.shell import program_source, words
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.report import standing
 from operations.service import unit_changes
-from operations.session import HostFault, Session, session_for
+from operations.session import Session, session_for
 from operations.verify import evidence_file, verify_programs
 
 _MARGIN = 120

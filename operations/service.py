@@ -17,8 +17,9 @@ from lmcache_fleet.release import HostReleases
 from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.units import render_units, unit_digest, unit_names
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 from operations.texts import write_texts
 from operations.verify import evidence_file, verify_request
 

@@ -27,8 +27,6 @@ from operations.failing import note_failure
 from operations.host_fault import HostFault
 from operations.run_lock import RunLock
 
-__all__ = ["HostFault", "Part", "Session", "session_for"]
-
 T = TypeVar("T")
 Part = tuple[type[FactBase[Any]], dict[str, Any]]
 

@@ -8,8 +8,9 @@ from lmcache_fleet.playbook.model import SystemPackagesStep
 from lmcache_fleet.shell import script, words
 from operations.bundle import apt_source
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 
 _APT = (
     "DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 apt-get -o DPkg::Lock::Timeout={wait} -o Acquire::Retries=3"

@@ -112,7 +112,7 @@ def _check_data_first() -> None:
                 layers = data_layers(inventory, host)
                 settings = known[host.name] = host_settings(host.name, layers)
                 named = [ROOT / layer["playbook"] for layer in layers if isinstance(layer.get("playbook"), str)]
-                declared = declared_variables(_PLAYBOOKS, *named)
+                declared = declared_variables(_PLAYBOOKS).union(*map(declared_variables, named))
                 unknown = [name for name in settings.vars if name not in declared]
                 message = "a variable that no playbook has"
                 where = f"inventory data of {host.name}"

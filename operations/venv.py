@@ -10,8 +10,9 @@ from lmcache_fleet.playbook.model import VenvStep
 from lmcache_fleet.shell import exports, script, words
 from operations.bundle import laid_out
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 
 
 def uv_path(step: VenvStep, layout: Layout) -> str:

@@ -18,8 +18,9 @@ from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.store import evidence_path, save_evidence
 from lmcache_fleet.units import VLLM_UNIT, connector_config, service_environment
 from operations.faults import Commands, step_operation
+from operations.host_fault import HostFault
 from operations.plan import HostPlan
-from operations.session import HostFault, Session
+from operations.session import Session
 
 _SETTLE = 4
 

@@ -7,28 +7,13 @@ import platform
 import shutil
 from pathlib import Path
 
+from lab import boot_units
 from lab.ascend.profile import Profile, load
 from lab.ascend.tree import install_tree
 
 _HERE = Path(__file__).resolve().parent
 _LIBEXEC = "usr/local/libexec/lmcache-fleet-lab"
 _ACCOUNT = "HwHiAiUser"
-
-_DEVICES_UNIT = """\
-[Unit]
-Description=Simulated NPU device nodes
-DefaultDependencies=no
-After=local-fs.target
-Before=sysinit.target
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/usr/local/libexec/lmcache-fleet-lab/make-devices
-
-[Install]
-WantedBy=sysinit.target
-"""
 
 _HOLDER_UNIT = """\
 [Unit]
@@ -85,26 +70,16 @@ def _program(source: Path, target: Path) -> None:
 
 
 def _units(root: Path, model: Profile) -> None:
-    units = root / "etc/systemd/system"
-    units.mkdir(parents=True, exist_ok=True)
-    (units / "lab-npu-devices.service").write_text(_DEVICES_UNIT)
-    (units / "lab-npu-holder@.service").write_text(_HOLDER_UNIT)
-    wants = units / "sysinit.target.wants"
-    _enable(wants, "lab-npu-devices.service", "lab-npu-devices.service")
-    wanted = units / "multi-user.target.wants"
-    for old in wanted.glob("lab-npu-holder@*") if wanted.is_dir() else ():
+    make = f"/{_LIBEXEC}/make-devices"
+    boot_units.install_devices_unit(root, "lab-npu-devices.service", "Simulated NPU device nodes", make)
+    (root / boot_units.UNITS / "lab-npu-holder@.service").write_text(_HOLDER_UNIT)
+    wanted = "multi-user.target"
+    for old in (root / boot_units.UNITS).glob(f"{wanted}.wants/lab-npu-holder@*"):
         old.unlink()
     for holder in model.holders:
         env = root / f"etc/lmcache-fleet-lab/holder-{holder.npu}.env"
         env.write_text(f"MEGABYTES={holder.megabytes}\nNAME={holder.name}\n")
-        _enable(wanted, f"lab-npu-holder@{holder.npu}.service", "lab-npu-holder@.service")
-
-
-def _enable(wants: Path, name: str, unit: str) -> None:
-    wants.mkdir(parents=True, exist_ok=True)
-    link = wants / name
-    if not link.is_symlink():
-        link.symlink_to(f"/etc/systemd/system/{unit}")
+        boot_units.enable(root, wanted, f"lab-npu-holder@{holder.npu}.service", "lab-npu-holder@.service")
 
 
 def _account(root: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from lab import boot_units
 from lab.ascend.profile import PROFILE_DIR
 from lab.packages import builds
 from lab.packages.wheel import unpacked
@@ -80,22 +81,10 @@ NODES: dict[str, tuple[list[str], str]] = {
 }
 _UNIT = "lab-cards.service"
 # NVIDIA's driver lets everybody in; the others' nodes are of the group `render`, which udev makes on a real host.
-_DEVICES_UNIT = """\
-[Unit]
-Description=Simulated device nodes of accelerator cards
-DefaultDependencies=no
-After=local-fs.target
-Before=sysinit.target
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/bin/sh -euc 'getent group render >/dev/null || groupadd --system render; mkdir -p /dev/dri; \
-    for node in {nodes}; do [ -e $$node ] || mknod -m {mode} $$node c 1 3; chgrp {group} $$node; done'
-
-[Install]
-WantedBy=sysinit.target
-"""
+_MAKE_NODES = (
+    "/bin/sh -euc 'getent group render >/dev/null || groupadd --system render; mkdir -p /dev/dri; "
+    "for node in {nodes}; do [ -e $$node ] || mknod -m {mode} $$node c 1 3; chgrp {group} $$node; done'"
+)
 
 TOOLS = {
     "cuda": ["nvidia-smi"],
@@ -172,7 +161,7 @@ def remove(root: Path) -> None:
         for tool in tools:
             (root / f"usr/local/sbin/{tool}").unlink(missing_ok=True)
     for place in ("", "sysinit.target.wants/"):
-        (root / f"etc/systemd/system/{place}{_UNIT}").unlink(missing_ok=True)
+        (root / boot_units.UNITS / f"{place}{_UNIT}").unlink(missing_ok=True)
     for path in ("opt/rocm", "usr/local/musa", "opt/maca", "usr/local/cuda", "opt/intel"):
         shutil.rmtree(root / path, ignore_errors=True)
     for packages in dist_packages(root):
@@ -205,16 +194,11 @@ def dist_packages(root: Path) -> list[Path]:
 
 
 def _write_unit(root: Path, host: VendorHost) -> None:
-    units = root / "etc/systemd/system"
-    wants = units / "sysinit.target.wants"
-    wants.mkdir(parents=True, exist_ok=True)
     open_to_all = host.vendor == "cuda"
     nodes = " ".join([*host.nodes["control"], *host.nodes["cards"]])
-    text = _DEVICES_UNIT.format(
-        nodes=nodes, mode="666" if open_to_all else "660", group="root" if open_to_all else "render"
-    )
-    (units / _UNIT).write_text(text, encoding="utf-8")
-    (wants / _UNIT).symlink_to(f"/etc/systemd/system/{_UNIT}")
+    mode, group = ("666", "root") if open_to_all else ("660", "render")
+    command = _MAKE_NODES.format(nodes=nodes, mode=mode, group=group)
+    boot_units.install_devices_unit(root, _UNIT, "Simulated device nodes of accelerator cards", command)
 
 
 def _write_stack(packages: Path, stack: Stack) -> None:

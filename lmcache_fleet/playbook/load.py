@@ -100,15 +100,14 @@ def resolve(
 
 
 @lru_cache(maxsize=16)
-def declared_variables(folder: Path, *others: Path) -> frozenset[str]:
-    """Variables of all playbooks in a folder: an inventory serves several, so what any of them has is no slip.
+def declared_variables(place: Path) -> frozenset[str]:
+    """Variables of one playbook, or of all in a folder: an inventory serves several, so what any has is no slip.
 
     Args:
-        folder: the playbooks that every inventory may serve.
-        others: playbooks from elsewhere that this one serves.
+        place: a playbook's file, or a folder of them.
     """
     names: set[str] = set()
-    for path in (*sorted(folder.glob("*.yaml")), *others):
+    for path in sorted(place.glob("*.yaml")) if place.is_dir() else [place]:
         try:
             data = read_document(path).data
         except InputError:

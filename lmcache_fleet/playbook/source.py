@@ -11,11 +11,10 @@ import yaml
 from yaml.reader import ReaderError
 
 from lmcache_fleet.problems import InputError, Problem
+from lmcache_fleet.yaml_rules import FAST_LOADER
 
 Location = tuple[str | int, ...]
 
-# libyaml reads ten times as fast; where PyYAML comes without it, its own parser does.
-_FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DIGITS = re.compile(r"[0-9][0-9._:]*")
 
 
@@ -68,24 +67,23 @@ def read_document(path: Path) -> Document:
 def parse_document(text: str, file: str) -> Document:
     """Like `read_document`, from text at hand."""
     try:
-        reader = _Reader(_FAST(text), file)
-        data = reader.read()
+        return _parsed(FAST_LOADER, text, file)
     except (yaml.YAMLError, RecursionError):
+        # Once more, by PyYAML's own parser: its errors say more than libyaml's.
         return _parse_carefully(text, file)
-    return _whole(reader, data)
 
 
-def _whole(reader: _Reader, data: Any) -> Document:
+def _parsed(loader: type[yaml.SafeLoader], text: str, file: str) -> Document:
+    reader = _Reader(loader(text), file)
+    data = reader.read()
     if reader.problems:
         raise InputError(reader.problems)
-    return Document(reader.file, data, reader.marks)
+    return Document(file, data, reader.marks)
 
 
 def _parse_carefully(text: str, file: str) -> Document:
-    """Like `parse_document`, by PyYAML's own parser, whose errors say more than libyaml's."""
     try:
-        reader = _Reader(yaml.SafeLoader(text), file)
-        data = reader.read()
+        return _parsed(yaml.SafeLoader, text, file)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
@@ -97,7 +95,6 @@ def _parse_carefully(text: str, file: str) -> Document:
         raise InputError([Problem(file, line, column, "", message)]) from error
     except RecursionError as error:
         raise InputError([Problem(file, 0, 0, "", "not valid: nested too deeply")]) from error
-    return _whole(reader, data)
 
 
 class _Reader:

@@ -135,11 +135,7 @@ class Fleet:
     def traffic(self) -> dict[str, int]:
         """Bytes that went over each host's cable since it booted, both ways."""
         state = self.lab.lab.reload()
-        found = {}
-        for host in state.hosts:
-            counters = Path("/sys/class/net", network.netns(state, host), "statistics")
-            found[host.name] = sum(int((counters / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
-        return found
+        return {host.name: network.traffic(state, host) for host in state.hosts}
 
     def downloads(self, host: str, since: float) -> list[str]:
         """Packages (not their metadata) that a host fetched from the index since a moment (of time.time())."""

@@ -11,7 +11,8 @@ import pytest
 
 from operations.converged import converged, unfinished
 from operations.faults import commands_of, step_operation
-from operations.session import HostFault, Session
+from operations.host_fault import HostFault
+from operations.session import Session
 
 
 class FakeSession:

@@ -15,7 +15,8 @@ from pyinfra.connectors.util import CommandOutput, OutputLine
 
 from lmcache_fleet import survey
 from lmcache_fleet.layout import Layout
-from operations.session import HostFault, Session
+from operations.host_fault import HostFault
+from operations.session import Session
 
 
 class Echo(FactBase[list[str]]):
