@@ -72,6 +72,11 @@ _HOST_LIMIT = click.option(
 @click.option("--pause", type=Span(), default="0", metavar="TIME", help="Wait between waves.")
 @_HOST_LIMIT
 @click.option("--same-domain-ok", is_flag=True, help="Let hosts of one failure domain change in one wave.")
+@click.option(
+    "--no-prepare-ahead",
+    is_flag=True,
+    help="Touch no wave before the last is through; else, once the first is, each is prepared while the last switches.",
+)
 @click.option("--resume", is_flag=True, help="Take up the fleet's last rollout where it ended.")
 @click.option("--no-preflight", is_flag=True, help="Only the playbook's requirements, not the whole check catalogue.")
 @fleet_options
@@ -85,6 +90,7 @@ def rollout(
     pause: float,
     host_limit: float,
     same_domain_ok: bool,
+    no_prepare_ahead: bool,
     resume: bool,
     no_preflight: bool,
     limit: Texts,
@@ -106,20 +112,24 @@ def rollout(
         sizes = parse_waves(waves)
     except ValueError as error:
         raise InputError([Problem("--waves", 0, 0, "", str(error))]) from error
+
+    def limits_of(hosts: int) -> Limits:
+        return Limits(max_unavailable or quarter(hosts), pause, host_limit, ahead=not no_prepare_ahead)
+
     with _locked(inventory, "rollout") as folder:
         if resume:
             history = _history(folder, fleet, deploy)
             begin, progress = history.begin, resumed(history)
             progress = type(progress)(progress.journeys, max_failures)
-            limits = Limits(max_unavailable or quarter(len(progress.journeys)), pause, host_limit)
+            limits = limits_of(len(progress.journeys))
             sys.exit(_drive(fleet, folder, begin, progress, limits, history.path, not no_preflight))
         names = _hosts(fleet, limit)
         domains = {name: fleet.settings(name).failure_domain for name in names}
         dealt = plan_waves(names, sizes, domains, same_domain_ok)
         options = {"max_failures": max_failures, "max_unavailable": max_unavailable, "waves": waves}
-        begin = Begin("rollout", inventory, deploy, dealt, options, _variables(fleet))
+        begin = Begin("rollout", inventory, deploy, dealt, options, _variables(fleet), _places(fleet))
         progress = Progress.start(dealt, max_failures)
-        limits = Limits(max_unavailable or quarter(len(names)), pause, host_limit)
+        limits = limits_of(len(names))
         sys.exit(_drive(fleet, folder, begin, progress, limits, None, not no_preflight))
 
 
@@ -144,6 +154,12 @@ def _hosts(fleet: Fleet, limit: Texts) -> list[str]:
 def _variables(fleet: Fleet) -> dict[str, Any]:
     given = fleet.override.get("vars", {})
     return dict(given) if isinstance(given, Mapping) else {}
+
+
+def _places(fleet: Fleet) -> dict[str, str]:
+    """Playbook and bundle, wherever the command is given from."""
+    given = {name: fleet.override.get(name) for name in ("playbook", "bundle")}
+    return {name: str(Path(str(place)).resolve()) for name, place in given.items() if place}
 
 
 def _locked(inventory: str, doing: str) -> Any:
@@ -179,6 +195,11 @@ def _history(folder: Path, fleet: Fleet, deploy: str) -> History:
         wrong.append(f"it was of {found.begin.deploy}")
     if found.begin.variables != _variables(fleet):
         wrong.append(f"it had the variables {found.begin.variables}")
+    given = _places(fleet)
+    for name in sorted({*found.begin.places, *given}):
+        before = found.begin.places.get(name)
+        if before != given.get(name):
+            wrong.append(f"it was given {name}={before}" if before else f"it was given no {name}")
     gone = [name for wave in found.begin.waves for name in wave if name not in fleet.names]
     if gone:
         wrong.append(f"the inventory no longer has {' '.join(gone)}")

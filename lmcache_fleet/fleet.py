@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gevent
+from gevent.local import local
 from pyinfra.api import Config, Host, Inventory, State
 from pyinfra.api.connect import connect_all
 from pyinfra.api.exceptions import DeployError, PyinfraError
@@ -45,7 +46,7 @@ class Fleet:
     """Hosts and what is to be run on them.
 
     Each run is a fresh pyinfra inventory and state of the hosts that take part: a state can't be run twice, and a small
-    one costs little however large the fleet is.
+    one costs little however large the fleet is. Runs of different hosts may go on side by side, a greenlet each.
 
     Args:
         inventory: pyinfra's inventory of the whole fleet.
@@ -185,6 +186,7 @@ class Fleet:
         # would read every host twice.
         state = State(check_for_changes=not change)
         record(state, recorder)
+        _separate_runs()
         with _context(ctx_state, state), _context(ctx_inventory, inventory):
             config = self.config.copy()
             # pyinfra's own default grows with the processors here; hosts that hang must not keep others from theirs.
@@ -253,7 +255,11 @@ class Fleet:
         self, state: State, recorder: Recorder, work: Callable[[Host], None], limit: float | None
     ) -> None:
         def contained(host: Host) -> Exception | None:
-            with _context(ctx_host, host):
+            with (
+                _context(ctx_state, state),
+                _context(ctx_inventory, state.inventory),
+                _context(ctx_host, host),
+            ):
                 try:
                     with gevent.Timeout(limit, HostHung):
                         work(host)
@@ -334,6 +340,21 @@ class _Telling(BaseStateCallback):
         recorder = recorder_of(state)
         if recorder:
             recorder.fail(Failure(host.name, "connect", str(error), _UNREACHED_REMEDY))
+
+
+class _OfGreenlet(local):
+    """Where one of pyinfra's contexts keeps its value: each greenlet its own, none to begin with."""
+
+    module = None
+
+
+def _separate_runs() -> None:
+    """Let runs go on side by side: pyinfra keeps the state and the inventory once a process, the host by greenlet."""
+    for manager in (ctx_state, ctx_inventory):
+        if not isinstance(manager.context._container, _OfGreenlet):
+            kept = manager.get()
+            manager.context._container = _OfGreenlet()
+            manager.set(kept)
 
 
 @contextmanager

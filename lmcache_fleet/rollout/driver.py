@@ -67,12 +67,48 @@ class Limits:
         pause: seconds between waves.
         host_limit: seconds after which a host is given up in one run; None for its steps' own limits.
         prepare: make the new release before a host is drained; a rollback has none to make.
+        ahead: once a wave is through, prepare the wave after next while the next one is switched.
     """
 
     max_unavailable: int | None = None
     pause: float = 0
     host_limit: float | None = None
     prepare: bool = True
+    ahead: bool = True
+
+
+class Ahead:
+    """A wave that is being prepared while the one before it is switched.
+
+    Args:
+        work: prepares its hosts.
+    """
+
+    def __init__(self, work: Callable[[], Recorder]) -> None:
+        self._greenlet = gevent.spawn(self._contained, work)
+
+    @staticmethod
+    def _contained(work: Callable[[], Recorder]) -> Recorder | Exception:
+        # Raised where the result is asked for, not printed where nobody waits.
+        try:
+            return work()
+        except Exception as error:
+            return error
+
+    def result(self) -> Recorder:
+        """What was found and done, once it is.
+
+        Raises:
+            InputError: the playbook or the inventory is wrong.
+        """
+        made: Recorder | Exception = self._greenlet.get()
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def drop(self) -> None:
+        """Give it up: what is half prepared serves nobody, and the next run finishes it."""
+        self._greenlet.kill()
 
 
 class Rollout:
@@ -110,6 +146,7 @@ class Rollout:
         self.preflight = preflight
         self.stopping = False
         self.busy = False
+        self.ahead: Ahead | None = None
 
     def stop(self) -> bool:
         """Stop when no host is half-way.
@@ -130,14 +167,19 @@ class Rollout:
         Raises:
             InputError: the playbook or the inventory is wrong; no host was touched.
         """
-        outcome = self._go()
+        try:
+            outcome = self._go()
+        finally:
+            if self.ahead:
+                self.ahead.drop()
         self.journal.write("end", {"outcome": outcome})
         return outcome
 
     def _go(self) -> str:
         self._judge()
+        proved = False
         for number, wave in enumerate(self.waves, start=1):
-            todo = self._at(wave, Stage.WAITING)
+            todo = self._at(wave, Stage.WAITING, Stage.PREPARING)
             if not todo:
                 continue
             if self._ended():
@@ -148,13 +190,20 @@ class Rollout:
                     break
             self.watcher.said(f"wave {number} of {len(self.waves)}: {' '.join(todo)}")
             self._prepare(todo)
+            # Never beside the first wave: nothing of the others is touched before one has shown that it works.
+            if proved and self.limits.ahead and not self._ended():
+                self._prepare_ahead(self.waves[number:])
             for batch in batches(self._at(wave, Stage.PREPARED), self.limits.max_unavailable):
                 if self._ended():
                     break
                 self._change(batch)
+            proved = True
         if self.progress.over_budget:
             return "stopped"
-        return "interrupted" if self.stopping and self.progress.at(Stage.WAITING, Stage.PREPARED) else "done"
+        return "interrupted" if self.stopping and self._unchanged() else "done"
+
+    def _unchanged(self) -> list[str]:
+        return self.progress.at(Stage.WAITING, Stage.PREPARING, Stage.PREPARED)
 
     def _ended(self) -> bool:
         return self.stopping or self.progress.over_budget
@@ -180,10 +229,8 @@ class Rollout:
                 self._to(name, Stage.DONE, release=_current(found, name))
 
     def _prepare(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._to(name, Stage.PREPARING)
-        if self.limits.prepare:
-            made = self._run(names, PREPARED)
+        made = self._made(names)
+        if made:
             self._all_failed(names, made)
             # What is left to do now is the switch; where nothing is, the host needs not be drained for it.
             found = self._look(self._at(names, Stage.PREPARING))
@@ -193,6 +240,25 @@ class Rollout:
                     self._to(name, Stage.DONE, release=_current(found, name))
         for name in self._at(names, Stage.PREPARING):
             self._to(name, Stage.PREPARED)
+
+    def _made(self, names: Sequence[str]) -> Recorder | None:
+        """The preparation's result; None when there is nothing to prepare."""
+        if self.ahead:
+            made = self.ahead.result()
+            self.ahead = None
+            return made
+        for name in names:
+            self._to(name, Stage.PREPARING)
+        return self._run(names, PREPARED) if self.limits.prepare else None
+
+    def _prepare_ahead(self, waves: Sequence[Sequence[str]]) -> None:
+        """Begin with the next wave that has something to do; what comes of it counts when its turn comes."""
+        names = next((todo for wave in waves if (todo := self._at(wave, Stage.WAITING))), None)
+        if names and self.limits.prepare:
+            self.watcher.said(f"preparing the next wave meanwhile: {' '.join(names)}")
+            for name in names:
+                self._to(name, Stage.PREPARING)
+            self.ahead = Ahead(lambda: self._run(names, PREPARED))
 
     def _change(self, batch: Sequence[str]) -> None:
         """Drain, switch, gate, undrain: meanwhile these hosts are out of service, and asking to stop has to wait."""
@@ -270,8 +336,8 @@ class Rollout:
     def _way(self, name: str) -> Journey:
         return self.progress.journeys[name]
 
-    def _at(self, names: Sequence[str], stage: Stage) -> list[str]:
-        return [name for name in names if self._way(name).stage is stage]
+    def _at(self, names: Sequence[str], *stages: Stage) -> list[str]:
+        return [name for name in names if self._way(name).stage in stages]
 
     def _all_failed(self, names: Sequence[str], made: Recorder) -> None:
         for name in self._at(names, Stage.PREPARING):

@@ -49,7 +49,8 @@ class Begin:
         deploy: the deploy file.
         waves: the hosts, wave by wave.
         options: limits and the like, as plain data.
-        variables: playbook variables given on the command line. Nothing else of `--data` is kept: it may be secret.
+        variables: playbook variables given on the command line.
+        places: the playbook and the bundle given there. Nothing else of `--data` is kept: it may be secret.
     """
 
     what: str
@@ -58,6 +59,7 @@ class Begin:
     waves: list[list[str]]
     options: dict[str, Any]
     variables: dict[str, Any]
+    places: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

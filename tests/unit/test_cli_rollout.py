@@ -8,9 +8,12 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from lmcache_fleet.cli import main
 from lmcache_fleet.cli_rollout import Span, quarter
 from lmcache_fleet.repository import ROOT
+from lmcache_fleet.rollout.journal import Begin, Journal, fleet_folder
 
 
 @pytest.mark.parametrize(
@@ -58,3 +61,30 @@ def test_what_is_wrong_is_said_and_nothing_is_touched(tmp_path: Path, arguments:
     assert done.returncode == 1, done.stdout + done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("begun", "options", "message"),
+    [
+        ({"bundle": "b"}, [], "it was given bundle={place}/b"),
+        ({}, ["--data", "bundle={place}/b"], "it was given no bundle"),
+        ({"bundle": "b"}, ["--data", "bundle={place}/c"], "it was given bundle={place}/b"),
+        ({"playbook": "p.yaml"}, ["--data", "playbook={place}/q.yaml"], "it was given playbook={place}/p.yaml"),
+        ({}, ["--data", 'vars={{"chunk_size": 1}}'], "it had the variables {{}}"),
+    ],
+)
+def test_a_rollout_is_taken_up_with_what_it_was_begun_with_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: dict[str, str], options: list[str], message: str
+) -> None:
+    monkeypatch.setenv("LMCACHE_FLEET_ARTIFACTS", str(tmp_path / "store"))
+    inventory, deploy = tmp_path / "inv.py", tmp_path / "deploy.py"
+    inventory.write_text("hosts = [('@fake/one', {'fake_delay': 0})]\n")
+    deploy.write_text("raise SystemExit('a host was touched')\n")
+    places = {name: f"{tmp_path}/{value}" for name, value in begun.items()}
+    begin = Begin("rollout", str(inventory), str(deploy), [["@fake/one"]], {}, {}, places)
+    Journal.new(fleet_folder(str(inventory)), begin).close()
+    given = [item.format(place=tmp_path) for item in options]
+    asked = CliRunner().invoke(main, ["rollout", str(inventory), str(deploy), "--resume", *given])
+    assert asked.exit_code == 1, asked.output
+    assert message.format(place=tmp_path) in asked.output
+    assert "Begin a new one" in asked.output

@@ -83,6 +83,29 @@ def test_the_same_fleet_can_be_run_again_and_in_parts() -> None:
         assert set(fleet.run(part, change=True).steps) == set(part)
 
 
+def test_runs_of_different_hosts_go_on_side_by_side_and_do_not_mix() -> None:
+    fleet = made(12, two_steps)
+    fleet.override["slow"] = {"first": 0.2, "second": 0.2}
+    parts = [fleet.names[start : start + 4] for start in (0, 4, 8)]
+    began = time.monotonic()
+    runs = [gevent.spawn(fleet.run, part, change=True) for part in parts]
+    gevent.joinall(runs, raise_error=True)
+    assert time.monotonic() - began < 10
+    for part, run in zip(parts, runs, strict=True):
+        assert not run.value.failures
+        assert {name: list(steps) for name, steps in run.value.steps.items()} == {
+            name: ["first", "second"] for name in part
+        }
+    # One that is given up takes nothing of another with it.
+    fleet.override["slow"] = {"second": 1}
+    doomed, other = gevent.spawn(fleet.run, parts[0], change=True), gevent.spawn(fleet.run, parts[1], change=True)
+    gevent.sleep(0.5)
+    doomed.kill()
+    found = other.get()
+    assert not found.failures
+    assert set(found.steps) == set(parts[1])
+
+
 def test_a_load_balancer_of_hosts_needs_no_part_where_they_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """config.py has pyinfra check hosts' data, the names of load balancers among it, at the beginning of every run."""
     monkeypatch.setattr(State, "init", State.init)

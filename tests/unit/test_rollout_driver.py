@@ -18,6 +18,7 @@ from lmcache_fleet.drain import DrainError
 from lmcache_fleet.failures import Failure
 from lmcache_fleet.preflight.catalogue import Finding
 from lmcache_fleet.preflight.report import Judged
+from lmcache_fleet.problems import InputError, Problem
 from lmcache_fleet.recording import HostReport, Recorder
 from lmcache_fleet.reporters.rollout import LiveWatcher, PlainWatcher, show_standing
 from lmcache_fleet.rollout.driver import Limits, Rollout
@@ -187,12 +188,86 @@ def test_a_host_that_fails_its_gate_is_back_in_service_and_the_budget_stops_the_
     assert "no cache hit" in way.cause
     assert all(world.in_rotation.values())
     assert {name for name, release in world.serving.items() if release == "new"} == {"n01", "n02"}
-    # The third wave of twelve was not begun.
-    assert world.changed == names(3)
+    # Of the third wave of twelve nothing was switched; prepared it was, beside the second.
+    assert world.changed == names(15)
+    assert rollout.progress.at(Stage.PREPARING) == names(15)[3:]
     show_standing(Console(file=out, width=200), rollout.progress, "stopped")
     text = out.getvalue()
     assert "n03: went back (15 service: no cache hit; back on old); it serves old" in text
     assert "==> STOPPED: more hosts failed than may: 2 of 30 hosts as wanted, 1 failed; --resume" in text
+    # Mended and taken up again, it goes on from there.
+    world.broken.clear()
+    assert again(world, rollout.journal.path).go() == "done"
+    assert set(world.serving.values()) == {"new"}
+
+
+def test_a_wave_is_prepared_while_the_one_before_is_switched_but_never_beside_the_first(tmp_path: Path) -> None:
+    world = World(names(8))
+    rollout, _ = prepare(world, tmp_path, waves="1,3,6,100%")
+    order = []
+    run = world.run
+
+    def noted(hosts: Collection[str], **options: Any) -> Recorder:
+        if options.get("change"):
+            order.append((options["data"]["until"], *hosts))
+            # Long enough for all that may begin beside it.
+            gevent.sleep(0.02)
+        return run(hosts, **options)
+
+    world.run = noted  # type: ignore[method-assign, assignment]
+    assert rollout.go() == "done"
+    waves = [names(8)[:1], names(8)[1:3], names(8)[3:6], names(8)[6:]]
+    asked = [("prepared", 0), ("served", 0), ("prepared", 1), ("prepared", 2), ("served", 1)]
+    asked += [("prepared", 3), ("served", 2), ("served", 3)]
+    begun = {(until, waves.index(wave)): order.index((until, *wave)) for until, *wave in order}
+    assert set(begun) == set(asked)
+    assert begun["served", 0] < begun["prepared", 1], "nothing of the others before one has shown that it works"
+    assert begun["prepared", 2] < begun["served", 2]
+    assert abs(begun["prepared", 2] - begun["served", 1]) == 1, "side by side"
+    order.clear()
+    world.serving = dict.fromkeys(world.names, "old")
+    world.prepared = dict.fromkeys(world.names, False)
+    rollout, _ = prepare(world, tmp_path, waves="1,3,6,100%", ahead=False)
+    assert rollout.go() == "done"
+    assert order == [(until, *wave) for wave in waves for until in ("prepared", "served")]
+
+
+def test_what_is_prepared_ahead_is_given_up_when_the_rollout_is(tmp_path: Path) -> None:
+    world = World(names(5), {"n02": "gate"})
+    rollout, _ = prepare(world, tmp_path, waves="1,2,100%")
+    run = world.run
+    ended = []
+
+    def slow(hosts: Collection[str], **options: Any) -> Recorder:
+        if options.get("change") and "n03" in hosts:
+            try:
+                gevent.sleep(3600)
+            finally:
+                ended.append(tuple(hosts))
+        return run(hosts, **options)
+
+    world.run = slow  # type: ignore[method-assign, assignment]
+    with gevent.Timeout(30):
+        assert rollout.go() == "stopped"
+    assert ended == [("n03", "n04", "n05")]
+
+
+def test_a_playbook_that_turned_wrong_while_a_wave_was_prepared_ahead_is_one_error(tmp_path: Path) -> None:
+    world = World(names(4))
+    rollout, _ = prepare(world, tmp_path, waves="1,2,100%")
+    run = world.run
+
+    def wrong(hosts: Collection[str], **options: Any) -> Recorder:
+        if options.get("change") and "n03" in hosts:
+            raise InputError([Problem("playbook.yaml", 3, 1, "", "unknown key")])
+        return run(hosts, **options)
+
+    world.run = wrong  # type: ignore[method-assign, assignment]
+    with pytest.raises(InputError, match="unknown key"):
+        rollout.go()
+    # The wave that was under way is through, and in service.
+    assert rollout.progress.at(Stage.DONE) == ["n01", "n02"]
+    assert all(world.in_rotation.values())
 
 
 def test_failures_within_the_budget_do_not_stop_it(tmp_path: Path) -> None:

@@ -139,12 +139,7 @@ build = server.shell(
         f"--no-deps {index} {SOURCE} && touch {ROOT}/src/built"
     ],
     _env={**trusted, "SOC_VERSION": "Ascend910B3", "SETUPTOOLS_SCM_PRETEND_VERSION": v["lmcache"], "MAX_JOBS": "2"},
-    _if=[
-        lambda: (
-            not built
-            or any(item.did_change() for item in (*installed, *patches))
-        )
-    ],
+    _if=[lambda: not built or any(item.did_change() for item in (*installed, *patches))],
 )
 for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
     files.download(
