@@ -83,8 +83,11 @@ def stages(text: str, host: str) -> list[str]:
 
 
 def test_blank_hosts_are_rolled_out_with_one_build(fleet: Rollouts) -> None:
-    result = fleet.rollout("--waves", "100%", "--max-unavailable", "3")
+    result = fleet.rollout("--waves", "1,2,100%", "--max-unavailable", "3")
     assert result.code == 0, result.out + result.err
+    at = {(host, stage): result.out.index(f" {host} {stage}") for host in HOSTS for stage in ("preparing", "done")}
+    assert at["h1", "done"] < at["h2", "preparing"], "nothing of the others before one has shown that it works"
+    assert at["h3", "preparing"] < at["h2", "done"] < at["h3", "done"], "prepared while the wave before is switched"
     for host in HOSTS:
         assert stages(result.out, host) == [
             "preparing", "prepared", "draining", "switching", "undraining", "done",
