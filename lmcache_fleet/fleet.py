@@ -342,7 +342,7 @@ class _Telling(BaseStateCallback):
             recorder.fail(Failure(host.name, "connect", str(error), _UNREACHED_REMEDY))
 
 
-class _OfGreenlet(local):
+class _OfGreenlet(local):  # type: ignore[misc]
     """Where one of pyinfra's contexts keeps its value: each greenlet its own, none to begin with."""
 
     module = None
