@@ -9,15 +9,14 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.shell import words
 from operations import connection
+from operations.channel import Channel
 from operations.host_fault import HostFault
 
 # Seconds between signs of life, and without one until the lock is given up. The control machine gives its connection
@@ -31,13 +30,13 @@ class RunLock:
 
     Args:
         layout: paths on the host.
-        open_channel: starts a script on the host; gives its first line, and the channel or process that it runs in.
+        open_channel: starts a script on the host.
     """
 
-    def __init__(self, layout: Layout, open_channel: Callable[[str], tuple[str, Any]]) -> None:
+    def __init__(self, layout: Layout, open_channel: Callable[[str], Channel]) -> None:
         self._layout = layout
         self._open_channel = open_channel
-        self._channel: Any = None
+        self._channel: Channel | None = None
         self._over = threading.Event()
 
     def hold(self) -> None:
@@ -47,10 +46,11 @@ class RunLock:
             HostFault: another run holds it, or the host gave it up.
         """
         if self._channel is not None:
-            if _ended(self._channel):
+            if self._channel.ended():
                 raise HostFault("the host heard nothing of this run and gave its lock up", connection.REMEDY)
             return
-        answer, channel = self._open_channel(lock_script(self._layout, _holder()))
+        channel = self._open_channel(lock_script(self._layout, _holder()))
+        answer = channel.answer
         if answer.startswith("busy"):
             raise HostFault(
                 f"another run works on this host: {answer.removeprefix('busy').strip()}",
@@ -59,25 +59,19 @@ class RunLock:
         if answer != "held":
             raise HostFault(f"the host's lock can't be taken: {answer or 'no answer'}", connection.REMEDY)
         self._channel = channel
-        threading.Thread(target=self._live, daemon=True).start()
+        threading.Thread(target=self._live, args=(channel,), daemon=True).start()
 
     def release(self) -> None:
         """Give the lock back."""
         self._over.set()
         held, self._channel = self._channel, None
-        if isinstance(held, subprocess.Popen):
-            held.communicate()
-        elif isinstance(held, tuple):
-            held[0].channel.shutdown_write()
-            held[1].channel.recv_exit_status()
+        if held is not None:
+            held.finish()
 
-    def _live(self) -> None:
+    def _live(self, channel: Channel) -> None:
         while not self._over.wait(BEAT):
             try:
-                if isinstance(self._channel, subprocess.Popen):
-                    print(".", end="", file=self._channel.stdin, flush=True)
-                elif isinstance(self._channel, tuple):
-                    self._channel[0].channel.sendall(b".")
+                channel.write(b".")
             except (OSError, ValueError):
                 # The connection is gone: whoever next needs the lock is told.
                 return
@@ -108,9 +102,3 @@ def lock_script(layout: Layout, me: str, silent_for: float = SILENT_FOR) -> str:
 def _holder() -> str:
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()} since {since}"
-
-
-def _ended(channel: Any) -> bool:
-    if isinstance(channel, subprocess.Popen):
-        return channel.poll() is not None
-    return isinstance(channel, tuple) and bool(channel[1].channel.exit_status_ready())

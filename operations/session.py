@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, TypeVar
 from weakref import WeakKeyDictionary
@@ -13,6 +12,7 @@ from pyinfra import logger
 from pyinfra.api import FactBase, FunctionCommand, Host, State, StringCommand
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.state import StateStage
+from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.util import CommandOutput, make_unix_command_for_host
 
 from lmcache_fleet import survey
@@ -23,6 +23,7 @@ from lmcache_fleet.layout import Layout
 from lmcache_fleet.recording import recorder_of
 from lmcache_fleet.shell import words
 from operations import connection
+from operations.channel import Channel, LocalChannel, SshChannel
 from operations.failing import note_failure
 from operations.host_fault import HostFault
 from operations.run_lock import RunLock
@@ -206,9 +207,11 @@ class Session:
         doing: str,
     ) -> bool:
         def work() -> None:
-            answer, channel = self._open_channel(self._guarded(script, timeout))
-            if answer != "ready":
-                raise HostFault(*explain([answer], answer or "the host takes no files over this connection"))
+            channel = self._open_channel(self._guarded(script, timeout))
+            if channel.answer != "ready":
+                raise HostFault(
+                    *explain([channel.answer], channel.answer or "the host takes no files over this connection")
+                )
             status, lines = _fed(channel, write)
             if status:
                 raise HostFault(*explain(lines, f"the command failed or was ended after {timeout} s"))
@@ -280,6 +283,9 @@ class Session:
         Raises:
             HostFault: another run holds it, or this one no longer does.
         """
+        if not self._lasting:
+            # Connectors without a lasting channel (containers, test doubles) run in one process anyway.
+            return
         if self._lock is None:
             self._lock = RunLock(self.layout, self._open_channel)
             if self.recorder:
@@ -292,23 +298,19 @@ class Session:
         if held is not None:
             held.release()
 
-    def _open_channel(self, script: str) -> tuple[str, Any]:
+    def _open_channel(self, script: str) -> Channel:
         command = make_unix_command_for_host(
             self.state, self.host, StringCommand(script), **self._connector_arguments()
         ).get_raw_value()
+        if not self._lasting:
+            raise HostFault("this connector can't hand large files to a running program", "reach the host by SSH")
         client = getattr(self.host.connector, "client", None)
-        if client is not None:
-            stdin, stdout, stderr = client.exec_command(command)
-            answer = stdout.readline().strip() or "".join(stderr.readlines()).strip()
-            return answer, (stdin, stdout, stderr)
-        if type(self.host.connector).__name__ == "LocalConnector":
-            process = subprocess.Popen(  # noqa: S602 - quoted by the command builder, as pyinfra's own connector does
-                command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            assert process.stdout is not None
-            return process.stdout.readline().strip(), process
-        # Connectors without a lasting channel (containers, test doubles) run in one process anyway.
-        return "held", object()
+        return LocalChannel(command) if client is None else SshChannel(client, command)
+
+    @property
+    def _lasting(self) -> bool:
+        connector = self.host.connector
+        return getattr(connector, "client", None) is not None or isinstance(connector, LocalConnector)
 
     def _connector_arguments(self) -> dict[str, Any]:
         arguments = self.host.current_op_global_arguments
@@ -335,23 +337,15 @@ def session_for(state: State, host: Host, layout: Layout) -> Session:
     return session
 
 
-def _fed(channel: Any, write: Callable[[BinaryIO], None]) -> tuple[int, list[str]]:
+def _fed(channel: Channel, write: Callable[[BinaryIO], None]) -> tuple[int, list[str]]:
     """Exit status and last words of a program that was given its input."""
-    is_process = isinstance(channel, subprocess.Popen)
-    into = channel.stdin.buffer if is_process else channel[0]
     try:
-        write(into)
-        into.flush()
+        write(channel.input())
+        channel.input().flush()
     except OSError:
         # It ended before it had read all; why, it says itself.
         pass
-    if is_process:
-        out, _ = channel.communicate()
-        return channel.returncode, str(out).splitlines()
-    stdin, stdout, stderr = channel
-    stdin.channel.shutdown_write()
-    lines = [*stdout.readlines(), *stderr.readlines()]
-    return stdout.channel.recv_exit_status(), [line.rstrip() for line in lines]
+    return channel.finish()
 
 
 def _key(cls: type[FactBase[Any]], kwargs: dict[str, Any]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from lmcache_fleet.layout import Layout
+from lmcache_fleet.shell import words
+from operations.channel import LocalChannel
 from operations.host_fault import HostFault
 from operations.run_lock import RunLock, lock_script
 
@@ -38,6 +40,11 @@ def take(layout: Layout, me: str, started: list[subprocess.Popen[str]]) -> tuple
     started.append(process)
     assert process.stdout is not None
     return process.stdout.readline().strip(), process
+
+
+def opening(script: str, opened: list[LocalChannel]) -> LocalChannel:
+    opened.append(LocalChannel(words("sh", "-c", script)))
+    return opened[-1]
 
 
 def test_a_holder_that_lives_is_named_and_keeps_the_lock(layout: Layout, started: list[Any]) -> None:
@@ -81,25 +88,26 @@ def test_a_holder_of_whom_nothing_is_heard_is_waited_for_and_loses_the_lock(layo
     assert first.wait(5) == 0
 
 
-def test_a_run_that_lost_its_lock_is_told(layout: Layout, started: list[Any]) -> None:
-    opened = []
-
-    def open_channel(script: str) -> tuple[str, Any]:
-        opened.append(take(layout, "a run", started))
-        return opened[-1]
-
-    lock = RunLock(layout, open_channel)
+def test_a_run_that_lost_its_lock_is_told(layout: Layout) -> None:
+    opened: list[LocalChannel] = []
+    lock = RunLock(layout, lambda script: opening(script, opened))
     lock.hold()
     lock.hold()
-    assert len(opened) == 1
-    opened[0][1].kill()
-    opened[0][1].wait()
+    (channel,) = opened
+    channel._process.kill()
+    channel._process.communicate()
     with pytest.raises(HostFault, match="gave its lock up"):
         lock.hold()
 
 
 def test_a_lock_that_is_given_back_is_free(layout: Layout, started: list[Any]) -> None:
-    lock = RunLock(layout, lambda _: take(layout, "a run", started))
+    opened: list[LocalChannel] = []
+    lock = RunLock(layout, lambda script: opening(script, opened))
     lock.hold()
+    # A sign of life is taken as what it is, and the program goes on.
+    opened[0].write(b".")
+    assert not opened[0].ended()
+    assert take(layout, "another", started)[0].startswith("busy ")
     lock.release()
+    assert opened[0].ended()
     assert take(layout, "another", started)[0] == "held"
