@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 _OURS = "lmcache-fleet"
@@ -17,6 +18,26 @@ operations. None of them proves the KV offload, keeps the old release serving, o
 """
 
 
+_COMMANDS = """## The commands
+
+`scripts/bench` runs all of it, `scripts/bench --quick` a short form without this page; `benchmarks/peers.py` has every
+peer's command and inventory. In the tables, without paths and `--limit`:
+
+```text
+lmcache-fleet      pyinfra inventories/lab.py deploys/ascend.py -y
+  dry run          … --dry
+  one line         … -y --data vars='{"chunk_size": 512}'
+  one package      pyinfra inventories/lab.py deploys/apply.py -y --data playbook=pinned.yaml --data vars='{"extra": …}'
+stock pyinfra      pyinfra --chdir benchmarks/peers/stock_pyinfra INVENTORY deploy.py -y
+ansible            ansible-playbook -i INVENTORY benchmarks/peers/ansible/site.yml
+  dry run          … --check --diff
+ansible + mitogen  ANSIBLE_STRATEGY=mitogen_linear ansible-playbook -i INVENTORY benchmarks/peers/ansible/site.yml
+many hosts         pyinfra benchmarks/many_hosts.py deploys/ascend.py -y
+                   lmcache-fleet plan benchmarks/many_hosts.py deploys/ascend.py --json
+```
+"""
+
+
 def page(results: dict[str, Any]) -> str:
     """The page.
 
@@ -28,8 +49,80 @@ def page(results: dict[str, Any]) -> str:
         command=results["command"], date=results["date"], cpus=machine["cpus"], arch=machine["arch"],
         python=machine["python"], runs=results["runs"],
     )  # fmt: skip
-    parts = [head, _peers(results), _floor(results), _scale(results)]
+    parts = [head, _goals(results), _peers(results), _floor(results), _scale(results), _COMMANDS]
     return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A number to hold.
+
+    Args:
+        what: what is compared.
+        least: the measured figure must be at least this; None for goals with an upper end.
+        most: the measured figure must be at most this; None likewise.
+        measured: the figure.
+        unit: after the figures.
+    """
+
+    what: str
+    measured: float
+    unit: str = "×"
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether it holds."""
+        return (self.least is None or self.measured >= self.least) and (self.most is None or self.measured <= self.most)
+
+
+def goals(results: dict[str, Any]) -> list[Goal]:
+    """What was to be reached, and what was.
+
+    Args:
+        results: as `scripts/bench` wrote them.
+    """
+    converged, hosts = ratios(results, "converged"), results["hosts"]
+    ran = results["peers"][_OURS]["converged"]["wall_s"]
+    ssh = results["ssh_true"][str(hosts)]["ssh_true"]["wall_s"]
+    floor = ssh + results["pyinfra_start"]["wall_s"]
+    cold = results["peers"]["ansible"]["first_converge"]["wall_s"]
+    warm = results["warm"]["first_converge_warm_store"]["wall_s"]
+    same = f"nothing to do on {hosts} hosts, faster than"
+    found = [
+        Goal(f"{same} Ansible with pipelining", converged["ansible"], least=15),
+        Goal(f"{same} Ansible with mitogen", converged["ansible + mitogen"], least=10),
+        Goal(f"{same} stock pyinfra", converged["stock pyinfra"], least=5),
+        Goal("nothing to do, as a multiple of `ssh HOST true` and pyinfra's start", ran / floor, most=3),
+        Goal("blank hosts with a warm artifact store, faster than Ansible with pip", cold / warm, least=3),
+    ]
+    planned = [row for row in results["scale"] if row["command"] == "lmcache-fleet plan" and row["delay_s"] == 0]
+    for row in planned:
+        if row["hosts"] == 500:
+            each = cpu_each(row, planned[0])
+            found.append(Goal("500 hosts planned, CPU of the control machine a host", each, unit=" ms", most=20))
+    return found
+
+
+def cpu_each(row: dict[str, Any], least: dict[str, Any]) -> float:
+    """Milliseconds of CPU that each further host costs.
+
+    Args:
+        row: a measurement on many hosts.
+        least: the same on fewer.
+    """
+    further = row["hosts"] - least["hosts"]
+    return float(1000 * (row["cpu_s"] - least["cpu_s"]) / further)
+
+
+def _goals(results: dict[str, Any]) -> str:
+    lines = ["## Goals\n", "| what | goal | measured | |", "|---|---|---|---|"]
+    for goal in goals(results):
+        bound = f"≥ {goal.least:g}" if goal.least is not None else f"≤ {goal.most:g}"
+        verdict = "reached" if goal.reached else "**missed**"
+        lines.append(f"| {goal.what} | {bound}{goal.unit} | {goal.measured:.1f}{goal.unit} | {verdict} |")
+    return "\n".join(lines) + "\n"
 
 
 def ratios(results: dict[str, Any], what: str) -> dict[str, float]:
@@ -40,7 +133,7 @@ def ratios(results: dict[str, Any], what: str) -> dict[str, float]:
         what: name of the measurement.
     """
     ours = results["peers"][_OURS][what]["wall_s"]
-    return {name: round(found[what]["wall_s"] / ours, 1) for name, found in results["peers"].items() if name != _OURS}
+    return {name: found[what]["wall_s"] / ours for name, found in results["peers"].items() if name != _OURS}
 
 
 def _peers(results: dict[str, Any]) -> str:
@@ -61,7 +154,7 @@ def _peers(results: dict[str, Any]) -> str:
         cells = []
         for name in names:
             wall = results["peers"][name][what]["wall_s"]
-            times = "" if name == _OURS else f" ({ratios(results, what)[name]:g}×)"
+            times = "" if name == _OURS else f" ({ratios(results, what)[name]:.1f}×)"
             cells.append(f"{wall:.1f}{times}")
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     warm = results["warm"]
@@ -118,8 +211,7 @@ def _scale(results: dict[str, Any]) -> str:
     least = {row["command"]: row for row in reversed(results["scale"]) if row["delay_s"] == 0}
     for row in results["scale"]:
         base = least[row["command"]]
-        further = row["hosts"] - base["hosts"]
-        each = f"{1000 * (row['cpu_s'] - base['cpu_s']) / further:.1f} ms" if further else "–"
+        each = f"{cpu_each(row, base):.1f} ms" if row["hosts"] > base["hosts"] else "–"
         lines.append(
             f"| `{row['command']}` | {row['hosts']} | {1000 * row['delay_s']:.0f} ms | {row['wall_s']:.1f} s | "
             f"{row['cpu_s']:.1f} s | {each} | {row['peak_mib']:.0f} MiB |"
