@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import AfterValidator, Field, TypeAdapter
 
+from lmcache_fleet.once import ById
 from lmcache_fleet.playbook.model import (
     LmcacheConfigStep,
     PackagesStep,
@@ -32,6 +33,24 @@ from lmcache_fleet.yaml_rules import read_rules
 
 def _canonical(pins: dict[str, str]) -> dict[str, str]:
     return {canonicalize_name(name): condition for name, condition in pins.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that fired.
+
+    Args:
+        rule: its id.
+        message: what is wrong.
+        remedy: what to do.
+    """
+
+    rule: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}; {self.remedy}"
 
 
 class Rule(StrictModel):
@@ -62,23 +81,10 @@ class Rule(StrictModel):
     remedy: str
     source: str
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A rule that fired.
-
-    Args:
-        rule: its id.
-        message: what is wrong.
-        remedy: what to do.
-    """
-
-    rule: str
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.message}; {self.remedy}"
+    @property
+    def finding(self) -> Finding:
+        """What is said when it fires."""
+        return Finding(self.id, self.message, self.remedy)
 
 
 @lru_cache(maxsize=1)
@@ -114,20 +120,28 @@ def findings(playbook: Playbook, host: Observed | None = None) -> list[Finding]:
         playbook: rendered.
         host: a host that was observed; without one, rules that speak of hosts stay silent.
     """
-    return _fired(playbook, host, note=False) + _other_settings(playbook) + _unknown_keys(playbook)
+    of_playbook = _of_playbook(ById(playbook))
+    fired = [rule for rule in of_playbook.rules if rule.host is None or (host and rule.host.fits(host))]
+    return [rule.finding for rule in fired] + of_playbook.settings
 
 
 def notes(playbook: Playbook) -> list[Finding]:
     """What is worth knowing of a playbook's combination and refuses nothing."""
-    return _fired(playbook, None, note=True)
+    return [rule.finding for rule in rules() if rule.note and rule.host is None and _fires(rule, playbook)]
 
 
-def _fired(playbook: Playbook, host: Observed | None, note: bool) -> list[Finding]:
-    return [
-        Finding(rule.id, rule.message, rule.remedy)
-        for rule in rules()
-        if rule.note == note and _fires(rule, playbook) and (rule.host is None or (host and rule.host.fits(host)))
-    ]
+@dataclass(frozen=True, slots=True)
+class _OfPlaybook:
+    rules: list[Rule]
+    settings: list[Finding]
+
+
+@lru_cache(maxsize=64)
+def _of_playbook(shared: ById[Playbook]) -> _OfPlaybook:
+    """What fires for a playbook as far as it alone decides; worked out once, however many hosts follow it."""
+    playbook = shared.value
+    fired = [rule for rule in rules() if not rule.note and _fires(rule, playbook)]
+    return _OfPlaybook(fired, _other_settings(playbook) + _unknown_keys(playbook))
 
 
 def _fires(rule: Rule, playbook: Playbook) -> bool:

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lmcache_fleet.problems import Trouble
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class ById(Generic[V]):
+    """A value as a cache's key, by identity: for what is made once a process and never changed.
+
+    Args:
+        value: the value; it lives as long as its key.
+    """
+
+    def __init__(self, value: V) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, ById) and other.value is self.value
 
 
 class Once(Generic[K, V]):

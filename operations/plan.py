@@ -22,7 +22,7 @@ from lmcache_fleet.digest import canonical_json
 from lmcache_fleet.envfile import render_env
 from lmcache_fleet.judge import Wanted, changes_of, container_of, damage, evidence_change, owned_packages
 from lmcache_fleet.layout import Layout
-from lmcache_fleet.once import Once
+from lmcache_fleet.once import ById, Once
 from lmcache_fleet.playbook.load import ARCHITECTURES, resolve
 from lmcache_fleet.playbook.model import (
     ContainerImageStep,
@@ -76,7 +76,7 @@ class HostPlan:
     def resolved(self, arch: str) -> Playbook:
         """The playbook, rendered for an architecture."""
         key = canonical_json(self.given)
-        shared = _Shared(self.document)
+        shared = ById(self.document)
         # Hosts of one architecture and the same variables have one playbook, as long as it doesn't name the host.
         host = self.session.host.name if _names_host(shared) else ""
         return _resolve(shared, key, arch, self.session.layout.prefix, host)
@@ -370,29 +370,16 @@ def _expanded(playbook: Playbook, arch: str) -> Playbook:
         raise HostFault(str(error), "correct `requirements` in the packages step, or pin another ref") from error
 
 
-class _Shared:
-    """A document as a cache key: by identity, since it is read once a process."""
-
-    def __init__(self, document: Document) -> None:
-        self.document = document
-
-    def __hash__(self) -> int:
-        return id(self.document)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Shared) and other.document is self.document
-
-
 @lru_cache(maxsize=16)
-def _names_host(shared: _Shared) -> bool:
-    return "host" in names_used(shared.document.data)
+def _names_host(shared: ById[Document]) -> bool:
+    return "host" in names_used(shared.value.data)
 
 
 @lru_cache(maxsize=4096)
-def _resolve(shared: _Shared, given: str, arch: str, prefix: str, host: str) -> Playbook:
+def _resolve(shared: ById[Document], given: str, arch: str, prefix: str, host: str) -> Playbook:
     import json
 
-    return resolve(shared.document, json.loads(given), arch=arch, prefix=prefix, host=host)
+    return resolve(shared.value, json.loads(given), arch=arch, prefix=prefix, host=host)
 
 
 _trees: Once[str, SourceTree] = Once()
