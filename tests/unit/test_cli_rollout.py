@@ -8,9 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from lmcache_fleet.cli import main
 from lmcache_fleet.cli_rollout import Span, quarter
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.rollout.journal import Begin, Journal, fleet_folder
@@ -33,6 +31,15 @@ def test_at_least_one_host_may_be_out() -> None:
     assert [quarter(count) for count in (0, 1, 3, 4, 11, 500)] == [1, 1, 1, 1, 2, 125]
 
 
+def called(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own: pyinfra's command line makes blocking calls of its whole process yield."""
+    return subprocess.run(
+        [sys.executable, "-m", "lmcache_fleet.cli", *arguments],
+        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "LMCACHE_FLEET_ARTIFACTS": str(place / "store")},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,11 +60,7 @@ def test_what_is_wrong_is_said_and_nothing_is_touched(tmp_path: Path, arguments:
     (tmp_path / "deploy.py").write_text("raise SystemExit('a host was touched')\n")
     paths = {"inv": tmp_path / "inv.py", "deploy": tmp_path / "deploy.py", "broken": tmp_path / "broken.py"}
     argv = [item.format(**paths) for item in arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "lmcache_fleet.cli", *argv],
-        cwd=ROOT, env={"PATH": "/usr/bin:/bin", "LMCACHE_FLEET_ARTIFACTS": str(tmp_path / "store")},
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    done = called(tmp_path, *argv)
     assert done.returncode == 1, done.stdout + done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -84,7 +87,7 @@ def test_a_rollout_is_taken_up_with_what_it_was_begun_with_only(
     begin = Begin("rollout", str(inventory), str(deploy), [["@fake/one"]], {}, {}, places)
     Journal.new(fleet_folder(str(inventory)), begin).close()
     given = [item.format(place=tmp_path) for item in options]
-    asked = CliRunner().invoke(main, ["rollout", str(inventory), str(deploy), "--resume", *given])
-    assert asked.exit_code == 1, asked.output
-    assert message.format(place=tmp_path) in asked.output
-    assert "Begin a new one" in asked.output
+    asked = called(tmp_path, "rollout", str(inventory), str(deploy), "--resume", *given)
+    assert asked.returncode == 1, asked.stdout + asked.stderr
+    assert message.format(place=tmp_path) in asked.stderr
+    assert "Begin a new one" in asked.stderr
