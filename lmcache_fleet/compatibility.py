@@ -181,7 +181,7 @@ def _is_source(step: PackagesStep, name: str) -> bool:
 
 def _about_service(rule: Rule, playbook: Playbook) -> Iterator[bool]:
     services = playbook.of_kind(ServiceStep)
-    connectors = [service.connector for service in services]
+    connectors = [service.connector for service in services if service.connector]
     if rule.connector:
         yield any(fnmatch.fnmatchcase(connector.name, rule.connector) for connector in connectors)
     if isinstance(rule.module_path, str):
@@ -191,7 +191,7 @@ def _about_service(rule: Rule, playbook: Playbook) -> Iterator[bool]:
     if rule.without_module_path:
         yield any(connector.module_path is None for connector in connectors)
     if rule.server is not None:
-        yield any((service.server is not None) is rule.server for service in services)
+        yield any(service.uses_server is rule.server for service in services)
     if rule.verify_mode:
         yield any(step.mode == rule.verify_mode for step in playbook.of_kind(VerifyStep))
 

@@ -318,7 +318,7 @@ def volumes(release: ReleaseLayout, model: str) -> list[str]:
 
     Args:
         release: paths of the release.
-        model: directory of the weights.
+        model: directory of the weights; empty without any.
     """
     mounted = [f"{release.root}:{release.root}:ro", f"{STATE_DIRECTORY}:{STATE_DIRECTORY}"]
     return [*mounted, f"{model}:{model}:ro"] if model else mounted

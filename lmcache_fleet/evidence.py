@@ -25,6 +25,7 @@ PROGRAM_FILES = {
     "verify_config.py": "templates/programs/verify_config.py",
     "verify_engine.py": "templates/programs/verify_engine.py",
     "verify_modes.py": "templates/programs/verify_modes.py",
+    "verify_server.py": "templates/programs/verify_server.py",
     "lmcache_fleet/__init__.py": "lmcache_fleet/__init__.py",
     "lmcache_fleet/evidence.py": "lmcache_fleet/evidence.py",
     "lmcache_fleet/evidence_log.py": "lmcache_fleet/evidence_log.py",
@@ -38,7 +39,8 @@ class Request:
     Args:
         phase: `cold`, `reference` (the engine's own prefix cache, for its output), `hit` or `restart`.
         prompt_tokens: as the engine counted them; None when it did not say.
-        output: generated token ids, or the text in a one-element list where the engine returns no ids.
+        output: generated token ids, or the text in a one-element list where the engine returns no ids; of LMCache's own
+            client the digest of the KV that it sent or got.
         logprobs: at each position the likeliest tokens and their log probabilities; empty where the engine gives none.
         ttft_ms: time to the first token, or of the whole request where the engine gives no better.
         total_ms: time of the whole request.
@@ -194,7 +196,7 @@ class Evidence:
     """All that a verification saw. `tokens`, `ttft_ms`, `outputs_equal` and `ok` are derived and written for readers.
 
     Args:
-        mode: `mp`, `inprocess` or `service`.
+        mode: `mp`, `inprocess`, `server` or `service`.
         started: UTC, ISO 8601.
         finished: UTC, ISO 8601.
         versions: distribution name to version, and `python`.
@@ -267,6 +269,10 @@ class Evidence:
     def ok(self) -> bool:
         """Whether the evidence proves the offload, by its own findings."""
         return bool(self.finished) and not any(f.severity == ERROR for f in self.findings)
+
+    def has_engine(self) -> bool:
+        """Whether an engine was asked, rather than an LMCache server by LMCache's own client."""
+        return self.mode != "server"
 
     def as_json(self) -> dict[str, Any]:
         """The evidence as JSON values, derived figures included."""
@@ -382,6 +388,11 @@ INCIDENTS: dict[str, tuple[str, str, str]] = {
         "a request failed",
         "the engine refused it, died or did not answer in time",
         "read the detail and the engine's log",
+    ),
+    "client-failed": (
+        "LMCache's own client failed",
+        "the server refused it, died or did not answer in time, or this LMCache has no `lmcache bench server`",
+        "read the detail and the server's log",
     ),
     "reset-failed": (
         "the engine's own prefix cache could not be emptied",
@@ -596,6 +607,8 @@ def _why_nothing(evidence: Evidence) -> str:
     cold = evidence.request("cold")
     if cold and cold.prompt_tokens is not None and cold.prompt_tokens < evidence.chunk():
         return "the prompt is shorter than a chunk"
+    if not evidence.has_engine():
+        return "the server took nothing in: its memory tier, its chunk size, or an error in its log"
     if evidence.connector.get("class") is None:
         return "no KV connector was loaded"
     return "the connector is there and stores nothing: role, chunk size, or an error in the log"
@@ -655,7 +668,7 @@ def _why_no_hit(evidence: Evidence, request: Request) -> str:
         return _why_nothing(evidence)
     if any(seed in (None, "", "random") for seed in evidence.hash_seeds.values()):
         return "PYTHONHASHSEED is not set, so another process computes other keys"
-    if request.phase == "restart":
+    if request.phase == "restart" and evidence.has_engine():
         return "the tier did not outlive the engine, or the new process computes other keys (model path, hash seed)"
     return "it was stored but not found: evicted, or looked up under another key"
 
@@ -663,7 +676,8 @@ def _why_no_hit(evidence: Evidence, request: Request) -> str:
 def _judge_restart(evidence: Evidence, expectations: Expectations) -> Iterable[Finding]:
     restart = evidence.request("restart")
     if restart is not None:
-        yield from _judge_offload(evidence, restart, "no-hit-after-restart", "a new engine process")
+        what = "a new engine process" if evidence.has_engine() else "a new client process"
+        yield from _judge_offload(evidence, restart, "no-hit-after-restart", what)
     elif expectations.restart == "required" and not evidence.incidents:
         yield Finding(
             "restart-not-shown",
@@ -685,7 +699,7 @@ def _judge_outputs(evidence: Evidence) -> Iterable[Finding]:
             "what came back is not what was stored: layout, dtype or a corrupted tier; or sampling is not greedy",
             "do not serve with this release; compare versions of connector and engine, and clear the tier",
         )
-    elif equal is None and any(r.phase in ("hit", "restart") and not r.output for r in evidence.requests):
+    elif equal is None and any(_said_nothing(evidence, r) for r in evidence.requests):
         yield Finding(
             "outputs-not-compared",
             ERROR,
@@ -711,6 +725,12 @@ def _judge_outputs(evidence: Evidence) -> Iterable[Finding]:
             "a model too small or of too narrow a spread",
             "verify with the real model, or one of make_tiny_model.py",
         )
+
+
+def _said_nothing(evidence: Evidence, request: Request) -> bool:
+    """Whether a later answer is empty; a client that got nothing back has nothing to compare, and that is told."""
+    got = evidence.has_engine() or bool(request.offloaded())
+    return request.phase in ("hit", "restart") and not request.output and got
 
 
 def _judge_exits(evidence: Evidence) -> Iterable[Finding]:
@@ -749,10 +769,11 @@ def render(evidence: Evidence, width: int = 110) -> str:
         width: longest line.
     """
     versions = " ".join(f"{name} {version}" for name, version in evidence.versions.items())
-    connector = evidence.connector.get("class") or "none seen"
+    connector = evidence.connector.get("class") or ("none seen" if evidence.has_engine() else "LMCache's own client")
+    device = evidence.device or ("?" if evidence.has_engine() else "the host")
     verdict = "PROVEN" if evidence.ok() else "NOT PROVEN"
     lines = [
-        f"KV offload {verdict}   mode {evidence.mode}, {connector} on {evidence.device or '?'}",
+        f"KV offload {verdict}   mode {evidence.mode}, {connector} on {device}",
         f"  {versions}"[:width],
         f"  {'request':<10}{'prompt':>8}{'stored':>8}{'from LMCache':>14}{'own cache':>11}{'first token':>14}",
     ]

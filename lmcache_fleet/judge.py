@@ -67,8 +67,10 @@ class Wanted:
     container_host: ContainerHost = field(default_factory=ContainerHost)
     vendor: str = "cpu"
 
-    def model_directory(self, name: str) -> str:
-        """Directory of the weights of a model step."""
+    def model_directory(self, name: str | None) -> str:
+        """Directory of the weights of a model step; empty for a service that has none."""
+        if name is None:
+            return ""
         step = next(step for step in self.playbook.of_kind(ModelStep) if step.name == name)
         return step.directory or self.layout.model(model_name(step))
 

@@ -171,7 +171,7 @@ class PlaybookCondition(StrictModel):
             and installed.issuperset(self.together)
             and installed.isdisjoint(self.absent)
             and _some(self.args, [arg for step in services for arg in step.args])
-            and self.server in {None, any(step.server is not None for step in services)}
+            and self.server in {None, any(step.uses_server for step in services)}
             and _some(self.model, [step.hub for step in playbook.of_kind(ModelStep) if step.hub])
             and not (self.no_runtime and playbook.requires.runtime is not None)
             and not (self.no_verify and (not services or verifies))

@@ -14,11 +14,12 @@ from lmcache_fleet.containers import ContainerCommand, start_script
 from lmcache_fleet.digest import text_digest
 from lmcache_fleet.envfile import render_env
 from lmcache_fleet.layout import Layout, ReleaseLayout
-from lmcache_fleet.playbook.model import Connector, MpServer, ServiceStep
+from lmcache_fleet.playbook.model import LOOPBACK, Connector, MpServer, ServiceStep
 from lmcache_fleet.repository import ROOT
 
 VLLM_UNIT = "lmcache-fleet-vllm.service"
 SERVER_UNIT = "lmcache-fleet-server.service"
+LMCACHE_MODULE = "lmcache.cli.main"
 _TEMPLATES = ROOT / "templates"
 
 
@@ -36,8 +37,20 @@ def template_environment() -> Environment:
 
 
 def unit_names(service: ServiceStep) -> tuple[str, ...]:
-    """The units of a service step, in the order in which they start."""
-    return (SERVER_UNIT, VLLM_UNIT) if service.server else (VLLM_UNIT,)
+    """The units of a service step, in the order in which they start; the last is the one that is asked."""
+    return ((SERVER_UNIT,) if service.server else ()) + ((VLLM_UNIT,) if service.has_engine else ())
+
+
+def health_url(service: ServiceStep) -> str:
+    """What answers 200 on the host when the service is up."""
+    if service.server and not service.has_engine:
+        return f"{server_url(service.server)}/healthcheck"
+    return f"http://{LOOPBACK}:{service.port}/health"
+
+
+def server_url(server: MpServer) -> str:
+    """The LMCache server's HTTP side, as the host itself reaches it."""
+    return f"http://{LOOPBACK}:{server.http_port}"
 
 
 def render_units(
@@ -96,18 +109,18 @@ def connector_config(connector: Connector) -> dict[str, object]:
     return config
 
 
-def _transfer_config(service: ServiceStep) -> str:
-    config = connector_config(service.connector)
-    if service.server:
-        place = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": service.server.port}
-        config["kv_connector_extra_config"] = {**place, **service.connector.extra}
+def _transfer_config(connector: Connector, server: MpServer | None) -> str:
+    config = connector_config(connector)
+    if server:
+        place = {"lmcache.mp.host": f"tcp://{server.host}", "lmcache.mp.port": server.port}
+        config["kv_connector_extra_config"] = {**place, **connector.extra}
     return json.dumps(config, sort_keys=True)
 
 
 def server_argv(server: MpServer, release: ReleaseLayout) -> list[str]:
-    """The LMCache server's command. Its HTTP side has no authentication, so both of its ports are loopback only."""
-    argv = [f"{release.venv}/bin/lmcache", "server", "--host", "127.0.0.1", "--port", str(server.port)]
-    argv += ["--http-host", "127.0.0.1", "--http-port", str(server.http_port), "--l1-size-gb", f"{server.l1_size_gb:g}"]
+    """The LMCache server's command. Neither side of it has authentication: HTTP is on loopback whatever `host` says."""
+    argv = [f"{release.venv}/bin/lmcache", "server", "--host", server.host, "--port", str(server.port)]
+    argv += ["--http-host", LOOPBACK, "--http-port", str(server.http_port), "--l1-size-gb", f"{server.l1_size_gb:g}"]
     argv += ["--eviction-policy", server.eviction_policy, "--chunk-size", str(server.chunk_size)]
     # Left at its default the server and a CPU engine wait for one another for ever.
     argv += ["--supported-transfer-mode", server.transfer_mode]
@@ -116,11 +129,11 @@ def server_argv(server: MpServer, release: ReleaseLayout) -> list[str]:
     return argv + list(server.args)
 
 
-def vllm_argv(service: ServiceStep, model: str, release: ReleaseLayout) -> list[str]:
+def vllm_argv(service: ServiceStep, connector: Connector, model: str, release: ReleaseLayout) -> list[str]:
     """vLLM's command. The module, not `vllm serve`, which the CPU wheel's metadata has no name for."""
     argv = [release.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     argv += ["--served-model-name", service.served_name, "--host", service.host, "--port", str(service.port)]
-    argv += ["--kv-transfer-config", _transfer_config(service)]
+    argv += ["--kv-transfer-config", _transfer_config(connector, service.server)]
     return argv + list(service.args)
 
 
@@ -173,7 +186,7 @@ def service_files(
 
     Args:
         service: the step.
-        model: directory of the weights.
+        model: directory of the weights; empty without vLLM.
         release: paths of the release.
         name: the release's name, which the running process carries in its environment.
         config: path of LMCache's configuration file; None without one.
@@ -182,10 +195,9 @@ def service_files(
     if container:
         return _container_files(service, model, release, name, config, container)
     path = f"{release.venv}/bin"
-    texts = {
-        "env/service.env": render_env(service_environment(service, name, config)),
-        "bin/vllm": _start_script(vllm_argv(service, model, release), path),
-    }
+    texts = {"env/service.env": render_env(service_environment(service, name, config))}
+    if service.connector:
+        texts["bin/vllm"] = _start_script(vllm_argv(service, service.connector, model, release), path)
     if service.server:
         texts["bin/lmcache-server"] = _start_script(server_argv(service.server, release), path)
     return ServiceFiles(texts, frozenset(text for text in texts if text.startswith("bin/")))
@@ -196,13 +208,13 @@ def _container_files(
 ) -> ServiceFiles:
     variables = service_environment(service, name, config, container.variables)
     inside = [*variables, *service.secrets, "HOME"]
-    vllm = [container.python, *vllm_argv(service, model, release)[1:]]
-    texts = {
-        "env/service.env": render_env(variables),
-        "bin/vllm": start_script(container, container_name(VLLM_UNIT), inside, vllm),
-    }
+    texts = {"env/service.env": render_env(variables)}
+    if service.connector:
+        vllm = [container.python, *vllm_argv(service, service.connector, model, release)[1:]]
+        texts["bin/vllm"] = start_script(container, container_name(VLLM_UNIT), inside, vllm)
     if service.server:
-        server = ["lmcache", *server_argv(service.server, release)[1:]]
+        # The module, since an image need not have the command on its PATH.
+        server = [container.python, "-m", LMCACHE_MODULE, *server_argv(service.server, release)[1:]]
         texts["bin/lmcache-server"] = start_script(container, container_name(SERVER_UNIT), inside, server)
     return ServiceFiles(texts, frozenset(text for text in texts if text.startswith("bin/")))
 

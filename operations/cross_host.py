@@ -19,7 +19,7 @@ from lmcache_fleet.evidence import Evidence, render
 from lmcache_fleet.inventory import data_layers, host_settings
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.load import read_playbook
-from lmcache_fleet.playbook.model import ServiceStep, VerifyStep
+from lmcache_fleet.playbook.model import Connector, ServiceStep, VerifyStep
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.shell import program_source, words
@@ -112,11 +112,11 @@ def retrieve(session: Session, plan: HostPlan, proof: Proof) -> Commands:
     session.show([Change(f"KV that {first} stored", None, "retrieved")])
     if session.executing and proof.stored is None:
         raise HostFault(f"{first} stored nothing, so there is nothing to retrieve", f"see what {first} says")
-    service = _service(plan)
+    connector = _connector(plan)
 
     def judge(text: str) -> None:
         assert proof.stored is not None
-        whole = combine(proof.stored, _fresh(proof, text), (first, name), service.connector.name)
+        whole = combine(proof.stored, _fresh(proof, text), (first, name), connector.name)
         path = save_evidence(name, plan.target.name, f"cross-host-{first}", whole.as_json())
         for line in render(whole).splitlines():
             session.host.log(line)
@@ -136,16 +136,17 @@ def _fresh(proof: Proof, text: str) -> Evidence:
     return evidence
 
 
-def _service(plan: HostPlan) -> ServiceStep:
-    services = plan.playbook.of_kind(ServiceStep)
-    if not services:
-        raise HostFault("the playbook has no service on this host", "give a playbook with a service step")
-    found: ServiceStep = services[0]
-    return found
+def _connector(plan: HostPlan) -> Connector:
+    service: ServiceStep | None = next(iter(plan.playbook.of_kind(ServiceStep)), None)
+    if service is None or service.connector is None:
+        what = "an LMCache server alone" if service else "no service"
+        raise HostFault(f"the playbook has {what} on this host", "give a playbook whose service step runs vLLM")
+    return service.connector
 
 
 def _half(session: Session, plan: HostPlan, proof: Proof, part: str, then: Any) -> Any:
     """The command of one host's half."""
+    _connector(plan)
     if plan.releases.current != plan.target.name:
         raise HostFault("the host doesn't serve what the playbook wants", "converge it first, then run this again")
     online = [step for step in plan.playbook.of_kind(VerifyStep) if step.stage == "online"]

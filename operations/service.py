@@ -15,7 +15,7 @@ from lmcache_fleet.layout import STATE_DIRECTORY
 from lmcache_fleet.playbook.model import ServiceStep, VerifyStep
 from lmcache_fleet.release import HostReleases
 from lmcache_fleet.shell import program_source, words
-from lmcache_fleet.units import render_units, unit_digest, unit_names
+from lmcache_fleet.units import health_url, render_units, unit_digest, unit_names
 from operations.faults import Commands, step_operation
 from operations.host_fault import HostFault
 from operations.plan import HostPlan
@@ -90,7 +90,7 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
     # What a way back needs, kept with the release: the playbook may be another one by then.
     record = {
         "units": wanted,
-        "health": f"http://127.0.0.1:{step.port}/health",
+        "health": health_url(step),
         "start_timeout": step.start_timeout,
         "verify": {name: value for name, value in verify.items() if name != "programs"} if verify else None,
         "verify_timeout": online[0].timeout if online else 0,

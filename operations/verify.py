@@ -16,7 +16,15 @@ from lmcache_fleet.playbook.model import LmcacheConfigStep, ServiceStep, VerifyS
 from lmcache_fleet.repository import ROOT
 from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.store import evidence_path, save_evidence
-from lmcache_fleet.units import VLLM_UNIT, connector_config, service_environment
+from lmcache_fleet.units import (
+    LMCACHE_MODULE,
+    SERVER_UNIT,
+    VLLM_UNIT,
+    connector_config,
+    container_name,
+    server_url,
+    service_environment,
+)
 from operations.faults import Commands, step_operation
 from operations.host_fault import HostFault
 from operations.plan import HostPlan
@@ -40,10 +48,9 @@ def verify_request(session: Session, plan: HostPlan, step: VerifyStep) -> dict[s
         step: the verify step.
     """
     wanted, target = plan.wanted, plan.target
-    # A service that isn't wanted on this host still says what a service of this playbook would run.
-    service = next((item for item in plan.playbook.steps if isinstance(item, ServiceStep)), None)
+    service = plan.playbook.described_service
     if service is None:
-        raise HostFault("the verify step needs a service step, which names model and connector")
+        raise HostFault("the verify step needs a service step, which says what is proved")
     config = _settings(plan, step, service)
     root = plan.system.uid == 0
     container = container_of(service, wanted, target.name)
@@ -79,10 +86,12 @@ def _one_off(container: ContainerCommand) -> dict[str, Any]:
 def _settings(plan: HostPlan, step: VerifyStep, service: ServiceStep) -> dict[str, Any]:
     config: dict[str, Any] = {
         "mode": step.mode,
-        "model": plan.wanted.model_directory(service.model),
-        "connector": connector_config(service.connector),
         "limits": {"total_s": max(60, step.timeout - 30)},
     }
+    if service.connector is None:
+        return {**config, **_server_settings(plan, step, service)}
+    config["model"] = plan.wanted.model_directory(service.model)
+    config["connector"] = connector_config(service.connector)
     lmcache = plan.playbook.of_kind(LmcacheConfigStep)
     if service.server:
         config["chunk_size"] = service.server.chunk_size
@@ -92,19 +101,46 @@ def _settings(plan: HostPlan, step: VerifyStep, service: ServiceStep) -> dict[st
         config["engine"] = {"args": list(service.args)}
         config["server"] = {"l1_size_gb": service.server.l1_size_gb, "transfer_mode": service.server.transfer_mode}
     if step.mode == "service":
-        # Since the main process's own start: what an earlier release wrote is no evidence.
-        log = "journalctl -o cat --no-pager _SYSTEMD_INVOCATION_ID=$(systemctl show -p InvocationID --value "
         config["model"] = service.served_name
         config["service"] = {
             "url": f"http://127.0.0.1:{service.port}",
             # A second tier is written after the answer went out; a restart at once would cut that off.
             "restart_command": ["sh", "-c", f"sleep {_SETTLE} && systemctl restart {VLLM_UNIT}"],
-            "log_command": ["sh", "-c", f"{log}{VLLM_UNIT})"],
-            "pid_command": ["systemctl", "show", "-p", "MainPID", "--value", VLLM_UNIT],
+            **_running(VLLM_UNIT),
         }
         if service.server:
-            config["service"]["lmcache_metrics_urls"] = [f"http://127.0.0.1:{service.server.http_port}/metrics"]
+            config["service"]["lmcache_metrics_urls"] = [f"{server_url(service.server)}/metrics"]
     return config
+
+
+def _server_settings(plan: HostPlan, step: VerifyStep, service: ServiceStep) -> dict[str, Any]:
+    """Of the proof of an LMCache server alone, whose client is LMCache's own."""
+    server = service.server
+    assert server is not None
+    config: dict[str, Any] = {
+        "mode": "server",
+        "chunk_size": server.chunk_size,
+        "server": {"l1_size_gb": server.l1_size_gb, "transfer_mode": server.transfer_mode},
+    }
+    if step.mode == "service":
+        address = {"url": server_url(server), "rpc_url": f"tcp://{server.host}:{server.port}"}
+        config["service"] = {**address, **_running(SERVER_UNIT)}
+        container = container_of(service, plan.wanted, plan.target.name)
+        if container:
+            # The host has no LMCache: its client runs where the server does.
+            inside = [container.engine, "exec", container_name(SERVER_UNIT), container.python]
+            config["client"] = {"command": [*inside, "-m", LMCACHE_MODULE, "bench", "server"]}
+    return config
+
+
+def _running(unit: str) -> dict[str, list[str]]:
+    """How a unit's log and main process are asked for."""
+    # Since the main process's own start: what an earlier release wrote is no evidence.
+    log = "journalctl -o cat --no-pager _SYSTEMD_INVOCATION_ID=$(systemctl show -p InvocationID --value "
+    return {
+        "log_command": ["sh", "-c", f"{log}{unit})"],
+        "pid_command": ["systemctl", "show", "-p", "MainPID", "--value", unit],
+    }
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

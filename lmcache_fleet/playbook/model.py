@@ -120,7 +120,7 @@ AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n\r\x00]*$")]
 PythonMinor = Annotated[str, Field(pattern=r"^3\.\d+$")]
 
 
-Role = Literal["engine", "balancer", "kv_store"]
+Role = Literal["engine", "balancer", "kv_store", "lmcache_server"]
 
 
 class AcceleratorRequirement(StrictModel):
@@ -459,9 +459,29 @@ class ContainerRun(StrictModel):
     )
 
 
+LOOPBACK = "127.0.0.1"
+
+
+def _check_own_address(text: str) -> str:
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError as error:
+        raise ValueError("not an IPv4 address of the host") from error
+    if address.is_unspecified:
+        raise ValueError("this is every network of the host: name its address in the fleet's own network")
+    return text
+
+
 class MpServer(StrictModel):
     """The LMCache server of MP mode."""
 
+    host: Annotated[str, AfterValidator(_check_own_address)] = Field(
+        default=LOOPBACK,
+        # Left out where it says nothing, so that it makes no other digest of the releases that were there before it.
+        exclude_if=lambda value: value == LOOPBACK,
+        description="address on which engines reach it. It asks nobody who they are and unpickles what they send: keep "
+        "another one than loopback to the fleet's own network. Its HTTP side is always on loopback",
+    )
     port: int = Field(default=5555, ge=1, le=65535)
     http_port: int = Field(default=8080, ge=1, le=65535)
     l1_size_gb: float = Field(default=1, gt=0, strict=False)
@@ -472,26 +492,28 @@ class MpServer(StrictModel):
     args: list[str] = []
 
     @model_validator(mode="after")
-    def _stays_on_loopback(self) -> MpServer:
+    def _listens_where_it_says(self) -> MpServer:
         # Neither side of the server asks who is there.
         if any(word.startswith(("--host", "--http-host")) for word in self.args):
-            raise ValueError("the server has no authentication: it listens on loopback, and args can't change that")
+            raise ValueError("the server has no authentication: where it listens is said by `host` alone")
         if self.l2_adapter and self.l2_adapter.get("password"):
             raise ValueError("l2_adapter stands in a command line: let `secrets` have LMCACHE_RESP_PASSWORD instead")
         return self
 
 
 class ServiceStep(StepBase):
-    """systemd units: vLLM with the connector, and the LMCache server in MP mode."""
+    """systemd units: vLLM with the connector, and the LMCache server in MP mode; or an LMCache server without vLLM."""
 
     kind: Literal["service"] = "service"
-    model: PlainName = Field(description="name of the model step")
+    model: PlainName | None = Field(default=None, description="name of the model step; what vLLM serves")
     served_name: Argument = "default"
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
-    connector: Connector
+    connector: Connector | None = Field(
+        default=None, description="vLLM's; without it and without `model` only the `server` runs, for engines elsewhere"
+    )
     server: MpServer | None = None
-    args: list[EnvValue] = []
+    args: list[EnvValue] = Field(default=[], description="of vLLM")
     env: Environment = {}
     secrets: list[PlainName] = Field(default=[], description="names of inventory secrets put into the environment")
     user: PlainName = "lmcache"
@@ -500,6 +522,33 @@ class ServiceStep(StepBase):
     container: ContainerRun | None = Field(default=None, description="run in an image instead of the release's venv")
     memlock: PlainName = "infinity"
     start_timeout: int = Field(default=1200, ge=1)
+
+    @model_validator(mode="after")
+    def _something_runs(self) -> ServiceStep:
+        if (self.model is None) != (self.connector is None):
+            given, lacking = ("connector", "model") if self.model is None else ("model", "connector")
+            raise ValueError(f"vLLM needs both: `{given}` is given and `{lacking}` is not")
+        if self.has_engine:
+            return self
+        if self.server is None:
+            raise ValueError("give `model` and `connector` for vLLM, or `server` for an LMCache server alone")
+        of_vllm = [name for name in ("served_name", "host", "port", "args") if name in self.model_fields_set]
+        if of_vllm:
+            raise ValueError(
+                f"{', '.join(of_vllm)}: of vLLM, which doesn't run without `model` and `connector`; the LMCache "
+                "server's own stand below `server`"
+            )
+        return self
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether vLLM runs, rather than an LMCache server alone."""
+        return self.connector is not None
+
+    @property
+    def uses_server(self) -> bool:
+        """Whether there is an LMCache server: beside vLLM, or elsewhere and named by the connector."""
+        return self.server is not None or (self.connector is not None and "lmcache.mp.host" in self.connector.extra)
 
 
 class ImageBuild(StrictModel):
@@ -567,7 +616,7 @@ class VerifyStep(StepBase):
 
     kind: Literal["verify"] = "verify"
     stage: Literal["offline", "online"]
-    mode: Literal["inprocess", "mp", "service"]
+    mode: Literal["inprocess", "mp", "server", "service"]
     options: dict[str, Any] = Field(default={}, description="settings of the verification program")
     timeout: int = Field(default=1800, ge=1)
 
@@ -634,10 +683,17 @@ class Playbook(StrictModel):
         _expect_named(self.steps, ServiceStep, "model", ModelStep)
         _expect_sources_of_files(self.steps)
         _expect_images(self.steps)
+        _expect_fitting_proofs(self.steps, self.described_service)
         for kind in (VenvStep, ServiceStep):
             if len(self.of_kind(kind)) > 1:
                 raise ValueError(f"at most one {kind.__name__.removesuffix('Step').lower()} step")
         return self
+
+    @property
+    def described_service(self) -> ServiceStep | None:
+        """The service that runs, or that would: one left out on this host still says what a verify step proves."""
+        services = [step for step in self.steps if isinstance(step, ServiceStep)]
+        return next((step for step in services if step.when), services[0] if services else None)
 
     def of_kind(self, kind: type[StepBase]) -> list[Any]:
         """The active steps of one kind, in order."""
@@ -651,7 +707,7 @@ def _expect_named(steps: Iterable[StepBase], users: type[StepBase], field: str, 
             continue
         if isinstance(step, makers):
             made.add(step.name)  # type: ignore[attr-defined]
-        elif isinstance(step, users) and getattr(step, field) not in made:
+        elif isinstance(step, users) and getattr(step, field) not in {None, *made}:
             kind, wanted = step.kind, getattr(step, field)  # type: ignore[attr-defined]
             raise ValueError(f"the {kind} step names the {field} '{wanted}', which no {field} step above makes")
 
@@ -684,3 +740,18 @@ def _expect_images(steps: Iterable[StepBase]) -> None:
         elif isinstance(step, ServiceStep) and step.container and step.container.image not in images:
             wanted = step.container.image
             raise ValueError(f"the service names the image '{wanted}', which no container_image step above makes")
+
+
+def _expect_fitting_proofs(steps: Iterable[StepBase], service: ServiceStep | None) -> None:
+    for step in steps:
+        if service is None or not isinstance(step, VerifyStep) or not step.when or step.mode == "service":
+            continue
+        if step.mode == "server" and (step.stage == "online" or service.has_engine):
+            raise ValueError(
+                "`mode: server` proves an LMCache server alone, off-line: give it `mode: service` when on-line, and "
+                "`mode: mp` or `mode: inprocess` where vLLM runs"
+            )
+        if step.mode != "server" and not service.has_engine:
+            raise ValueError(
+                f"`mode: {step.mode}` proves vLLM, and the service is an LMCache server alone: give it `mode: server`"
+            )

@@ -93,7 +93,7 @@ def _no_tier(subject: Subject) -> Iterator[Values]:
 
 @check("connector-not-for-accelerator")
 def _connector(subject: Subject) -> Iterator[Values]:
-    name = subject.service.connector.name if subject.service else ""
+    name = subject.connector.name if subject.connector else ""
     if subject.vendor == "ascend" and name in _CUDA_ONLY:
         yield {"name": name}
     if subject.vendor != "ascend" and name.startswith("LMCacheAscend"):
@@ -102,26 +102,24 @@ def _connector(subject: Subject) -> Iterator[Values]:
 
 @check("connector-needs-server")
 def _needs_server(subject: Subject) -> Iterator[Values]:
-    service = subject.service
-    # A server elsewhere is named by the connector's own settings.
-    if service and service.connector.name == "LMCacheMPConnector" and not service.server:
-        if "lmcache.mp.host" not in service.connector.extra:
-            yield {}
+    service, connector = subject.service, subject.connector
+    if service and connector and connector.name == "LMCacheMPConnector" and not service.uses_server:
+        yield {}
 
 
 @check("connector-not-registered")
 def _registered(subject: Subject) -> Iterator[Values]:
-    service, version = subject.service, pinned_versions(subject.playbook).get("vllm-ascend")
-    if service and version and service.connector.name == _REGISTERED and not service.connector.module_path:
+    connector, version = subject.connector, pinned_versions(subject.playbook).get("vllm-ascend")
+    if connector and version and connector.name == _REGISTERED and not connector.module_path:
         if not Version("0.17.0rc1") <= version <= Version("0.25.1rc1"):
             yield {"version": version}
 
 
 @check("connector-preemption")
 def _preemption(subject: Subject) -> Iterator[Values]:
-    service, version = subject.service, pinned_versions(subject.playbook).get("vllm-ascend")
-    if service and version and version >= Version("0.25.dev0") and service.connector.name == _REGISTERED:
-        if service.connector.module_path:
+    connector, version = subject.connector, pinned_versions(subject.playbook).get("vllm-ascend")
+    if connector and version and version >= Version("0.25.dev0") and connector.name == _REGISTERED:
+        if connector.module_path:
             yield {"version": version}
 
 

@@ -12,7 +12,14 @@ from lmcache_fleet.accelerators import Accelerators
 from lmcache_fleet.parsers.ascend_version import ascend_version
 from lmcache_fleet.parsers.listeners import Listener
 from lmcache_fleet.plain import Plain
-from lmcache_fleet.playbook.model import LmcacheConfigStep, NativeBuildStep, Playbook, ServiceStep, VenvStep
+from lmcache_fleet.playbook.model import (
+    Connector,
+    LmcacheConfigStep,
+    NativeBuildStep,
+    Playbook,
+    ServiceStep,
+    VenvStep,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +291,11 @@ class Subject:
     def service(self) -> ServiceStep | None:
         """The playbook's service step."""
         return next(iter(self.playbook.of_kind(ServiceStep)), None)
+
+    @property
+    def connector(self) -> Connector | None:
+        """vLLM's connector; None where no vLLM runs."""
+        return self.service.connector if self.service else None
 
     @cached_property
     def venv(self) -> VenvStep | None:

@@ -16,7 +16,7 @@ _OURS = "Written by lmcache-fleet"
 
 def _ports(service: ServiceStep) -> list[tuple[str, int]]:
     """What of the playbook listens where."""
-    found = [("service.port", service.port)]
+    found = [("service.port", service.port)] if service.has_engine else []
     if service.server:
         found += [("server.port", service.server.port), ("server.http_port", service.server.http_port)]
     return found
@@ -54,6 +54,13 @@ def _exposed(subject: Subject) -> Iterator[Values]:
     if service and service.host not in _LOOPBACK and subject.argument("--api-key") is None:
         if "VLLM_API_KEY" not in service.secrets:
             yield {"host": service.host, "port": service.port}
+
+
+@check("server-exposed")
+def _server_exposed(subject: Subject) -> Iterator[Values]:
+    server = subject.service.server if subject.service else None
+    if server and server.host not in _LOOPBACK:
+        yield {"host": server.host, "port": server.port}
 
 
 @check("internal-api-exposed")

@@ -32,6 +32,7 @@ with contextlib.suppress(IndexError):
 from verify_children import InterruptedRun, Nursery, TimeLimitReached, limits
 from verify_config import Config, ConfigError, load
 from verify_modes import MODES, PhaseFailed, Run
+from verify_server import run_server
 
 from lmcache_fleet.evidence import Evidence, Expectations, Incident, judge, judge_part, render
 from lmcache_fleet.evidence_log import few_bad_lines, few_proof_lines, read_log, strip_ansi
@@ -84,7 +85,7 @@ def gather(run: Run, total_s: float) -> None:
     incidents = run.evidence.incidents
     try:
         with limits(total_s):
-            MODES[run.config.mode](run)
+            {**MODES, "server": run_server}[run.config.mode](run)
     except PhaseFailed as failure:
         incidents.append(failure.incident)
     except TimeLimitReached as late:

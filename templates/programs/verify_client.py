@@ -16,6 +16,7 @@ EXTERNAL_HITS = ("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_
 LOCAL_HITS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits")
 PROMPT_TOKENS = ("vllm:prompt_tokens_total", "vllm:prompt_tokens")
 STORED_CHUNKS = ("lmcache_mp_l1_write_chunks_total",)
+READ_CHUNKS = ("lmcache_mp_l1_read_chunks_total",)
 SHARED_CHUNKS = ("lmcache_mp_l2_store_completed_objects_chunks_total",)
 SHARED_HITS = ("lmcache_mp_lookup_hit_l2_tokens_total",)
 STORED_TOKENS = ("lmcache:num_stored_tokens_total", "lmcache:num_stored_tokens")

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-MODES = ("mp", "inprocess", "service")
+MODES = ("mp", "inprocess", "server", "service")
 
 
 class ConfigError(Exception):
@@ -84,7 +84,7 @@ class Engine:
 
 @dataclass
 class Server:
-    """The LMCache server as a child process (mp).
+    """The LMCache server as a child process (mp, server).
 
     Args:
         command: replaces `python -m lmcache.cli.main server`; the program's own options are appended.
@@ -112,11 +112,23 @@ class Server:
 
 
 @dataclass
+class Client:
+    """LMCache's own client, in the place of an engine (server).
+
+    Args:
+        command: replaces `python -m lmcache.cli.main bench server`; the program's own options are appended.
+    """
+
+    command: list[str] | None = None
+
+
+@dataclass
 class Service:
     """A service that runs already.
 
     Args:
-        url: base URL of the OpenAI API, without /v1.
+        url: base URL of the OpenAI API, without /v1; in server mode of the LMCache server's HTTP side.
+        rpc_url: where engines reach an LMCache server that runs already (server); one is started when left out.
         metrics_urls: the engine's metrics; `url`/metrics when left out.
         lmcache_metrics_urls: the LMCache server's metrics.
         restart_command: restarts the engine; returns when that is under way or done.
@@ -129,6 +141,7 @@ class Service:
     """
 
     url: str = ""
+    rpc_url: str = ""
     metrics_urls: list[str] = field(default_factory=list)
     lmcache_metrics_urls: list[str] = field(default_factory=list)
     restart_command: list[str] | None = None
@@ -150,8 +163,8 @@ class Expect:
         device: `npu:0`, `cpu`; not judged when left out.
         log: texts that must appear in the engine's log.
         restart: `required` or `not-applicable`.
-        hash_seed: `required`, `advised` or `ignored`; when left out `advised` in mp mode, whose keys are blake3 hashes,
-            and `required` else.
+        hash_seed: `required`, `advised` or `ignored`; when left out `advised` in mp and server mode, whose keys are
+            blake3 hashes, and `required` else.
         versions: distribution to version.
         forbidden_noise: names of harmless noise that is not to be let pass.
     """
@@ -171,8 +184,8 @@ class Config:
     """A verification.
 
     Args:
-        mode: `mp`, `inprocess` or `service`.
-        model: directory of the model; in service mode the name that the service gives it.
+        mode: `mp`, `inprocess`, `server` or `service`.
+        model: directory of the model; in service mode the name that the service gives it; left out in server mode.
         chunk_size: tokens in a chunk of LMCache.
         connector: vLLM's kv_transfer_config; host and port of an mp server are filled in.
         env: environment of all child processes.
@@ -180,7 +193,7 @@ class Config:
     """
 
     mode: str
-    model: str
+    model: str = ""
     chunk_size: int = 256
     connector: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
@@ -189,6 +202,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     engine: Engine = field(default_factory=Engine)
     server: Server = field(default_factory=Server)
+    client: Client = field(default_factory=Client)
     service: Service = field(default_factory=Service)
     expect: Expect = field(default_factory=Expect)
 
@@ -265,10 +279,14 @@ def _read(kind: type[T], value: Any, where: str) -> T:
             read[key] = item
         else:
             raise ConfigError(f"{path} has the wrong type: {json.dumps(item)[:80]}")
-    missing = [f.name for f in fields(kind) if f.name in ("mode", "model") and f.name not in read]  # type: ignore[arg-type]
+    return kind(**read)
+
+
+def _check_there(config: Mapping[str, Any]) -> None:
+    needed = ("mode",) if config.get("mode") == "server" else ("mode", "model")
+    missing = [name for name in needed if name not in config]
     if missing:
         raise ConfigError(f"missing key {', '.join(missing)}")
-    return kind(**read)
 
 
 def _check(config: Config) -> None:
@@ -287,9 +305,10 @@ def _check(config: Config) -> None:
     for key, (value, allowed) in choices.items():
         if value not in allowed:
             raise ConfigError(f"{key} is {value!r}, must be one of {', '.join(str(a) for a in allowed)}")
-    if config.mode != "service" and not config.connector.get("kv_connector"):
+    if config.mode in ("mp", "inprocess") and not config.connector.get("kv_connector"):
         raise ConfigError("connector.kv_connector is missing")
-    if config.mode == "service" and not config.service.url.startswith(("http://", "https://")):
+    running = config.mode == "service" or config.service.rpc_url
+    if running and not config.service.url.startswith(("http://", "https://")):
         raise ConfigError("service.url must be an http URL")
     if config.mode == "service" and not (config.expect.connector_class or config.connector.get("kv_connector")):
         raise ConfigError("connector.kv_connector or expect.connector_class is missing")
@@ -308,12 +327,14 @@ def parse(value: Any) -> Config:
     Raises:
         ConfigError: naming the key.
     """
+    if isinstance(value, Mapping):
+        _check_there(value)
     config = _read(Config, value, "")
     _check(config)
     expect = config.expect
     expect.connector_class = expect.connector_class or config.connector.get("kv_connector")
     expect.connector_module = expect.connector_module or config.connector.get("kv_connector_module_path")
-    expect.hash_seed = expect.hash_seed or ("advised" if config.mode == "mp" else "required")
+    expect.hash_seed = expect.hash_seed or ("advised" if config.mode in ("mp", "server") else "required")
     if config.prompt.logprobs is None:
         config.prompt.logprobs = 5 if config.mode == "inprocess" else 0
     config.prompt.nonce = config.prompt.nonce or secrets.token_hex(8)

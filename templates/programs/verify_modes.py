@@ -1,4 +1,4 @@
-"""The three ways to gather evidence: own server and engine, own in-process engine, a service that runs already."""
+"""Ways to gather evidence with an engine: own server and engine, own in-process engine, a service that runs already."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULT_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 _NEW_ENGINE = re.compile(r"Initializing a V1 LLM engine|vLLM API server version|non-default args")
-_PROGRESS_S = 5.0
+PROGRESS_S = 5.0
 
 
 class PhaseFailed(Exception):
@@ -173,7 +173,7 @@ class Target:
         return client.metrics([*self.engine_metrics, *self.cache_metrics], self.headers)
 
 
-def _grown(before: Mapping[str, float], after: Mapping[str, float], names: Sequence[str]) -> int | None:
+def grown(before: Mapping[str, float], after: Mapping[str, float], names: Sequence[str]) -> int | None:
     """Growth of a counter; None where there is none."""
     now = client.metric(after, names)
     return None if now is None else now - (client.metric(before, names) or 0)
@@ -183,8 +183,8 @@ def _stored(run: Run, log: LogFacts | None, before: Mapping[str, float], after: 
     """Tokens stored, by the log or else by counters; None when neither can tell."""
     if log is not None and log.stores:
         return log.stored
-    tokens = _grown(before, after, client.STORED_TOKENS)
-    chunks = _grown(before, after, client.STORED_CHUNKS)
+    tokens = grown(before, after, client.STORED_TOKENS)
+    chunks = grown(before, after, client.STORED_CHUNKS)
     counted = tokens if tokens is not None else None if chunks is None else chunks * run.config.chunk_size
     return counted if counted is not None else 0 if log is not None else None
 
@@ -232,9 +232,9 @@ def _fill(
 ) -> None:
     """Put what logs and counters say into a request."""
     own = request.prompt_tokens or 0
-    others = max(0, (_grown(before, after, client.PROMPT_TOKENS) or 0) - own)
-    external = _grown(before, after, client.EXTERNAL_HITS)
-    local = _grown(before, after, client.LOCAL_HITS)
+    others = max(0, (grown(before, after, client.PROMPT_TOKENS) or 0) - own)
+    external = grown(before, after, client.EXTERNAL_HITS)
+    local = grown(before, after, client.LOCAL_HITS)
     request.busy = others > 0
     # At worst every token of the others was a hit: what is left is certainly this request's.
     request.external_hits = None if external is None else max(0, external - others)
@@ -245,7 +245,7 @@ def _fill(
 
 def _settled(run: Run, request: Request, before: Mapping[str, float], after: Mapping[str, float]) -> bool:
     """Whether counters have caught up with a request, and a cold one's store is done."""
-    counted = _grown(before, after, client.PROMPT_TOKENS)
+    counted = grown(before, after, client.PROMPT_TOKENS)
     if counted is not None and counted < (request.prompt_tokens or 0):
         return False
     if request.phase != "cold":
@@ -289,18 +289,18 @@ def wait_ready(run: Run, name: str, url: str, children: Sequence[Child]) -> None
     start, shown = time.monotonic(), time.monotonic()
     while not client.alive(url):
         for child in children:
-            _check_child(name, child)
+            check_child(name, child)
         now = time.monotonic()
         if now - start > run.config.limits.start_s:
             detail = f"not ready after {now - start:.0f} s; last line: {last_line(children[0].text())}"
             raise PhaseFailed("start-timeout", name, detail)
-        if now - shown > _PROGRESS_S:
+        if now - shown > PROGRESS_S:
             run.say(f"  waiting for {children[0].name}: {last_line(children[0].text())}")
             shown = now
         time.sleep(0.25)
 
 
-def _check_child(phase: str, child: Child) -> None:
+def check_child(phase: str, child: Child) -> None:
     """Give up early where waiting is of no use."""
     if not child.alive():
         kind = "server-died" if child.name.startswith("server") else "engine-died"
@@ -328,6 +328,11 @@ class MpStack:
         self.starts = 0
         self.server: Child | None = None
         self.engine: Child | None = None
+
+    @property
+    def server_url(self) -> str:
+        """The server's HTTP side."""
+        return f"http://127.0.0.1:{self.http}"
 
     def server_command(self) -> list[str]:
         """Command line of the server."""
@@ -359,18 +364,24 @@ class MpStack:
         options += ["--kv-transfer-config", json.dumps(transfer)]
         return [*(config.engine.command or ENGINE_COMMAND), *options, *config.engine.args]
 
+    def start_server(self, suffix: str = "") -> Child:
+        """Start the server alone, without waiting for it."""
+        run = self.run
+        env = run.child_env(run.config.server.env)
+        self.server = run.nursery.start(f"server{suffix}", self.server_command(), env, run.work)
+        return self.server
+
     def start(self, with_server: bool) -> None:
         """Start engine and perhaps server at the same time, and wait for both: the engine's imports take longest."""
         run, self.starts = self.run, self.starts + 1
         suffix = "" if self.starts == 1 else str(self.starts)
         if with_server:
-            env = run.child_env(run.config.server.env)
-            self.server = run.nursery.start(f"server{suffix}", self.server_command(), env, run.work)
+            self.start_server(suffix)
         env = run.child_env({"VLLM_SERVER_DEV_MODE": "1"}, run.config.engine.env)
         self.engine = run.nursery.start(f"engine{suffix}", self.engine_command(), env, run.work)
         assert self.server is not None
         if with_server:
-            wait_ready(run, "start server", f"http://127.0.0.1:{self.http}/healthcheck", [self.server, self.engine])
+            wait_ready(run, "start server", f"{self.server_url}/healthcheck", [self.server, self.engine])
         wait_ready(run, "start engine", f"http://127.0.0.1:{self.port}/health", [self.engine, self.server])
         run.evidence.pids.append(self.engine.process.pid)
         run.note_environment(self.engine)
@@ -380,7 +391,7 @@ class MpStack:
         """The engine to ask."""
         assert self.server is not None and self.engine is not None
         url = f"http://127.0.0.1:{self.port}"
-        caches = [f"http://127.0.0.1:{self.http}/metrics"]
+        caches = [f"{self.server_url}/metrics"]
         logs = ChildLogs([self.server, self.engine])
         return Target(url, self._model_name(), logs, [f"{url}/metrics"], caches)
 
@@ -488,7 +499,7 @@ def _wait_for_end(run: Run, child: Child, phases: list[str]) -> None:
         if now - start > allowed:
             detail = f"{child.name} not done after {now - start:.0f} s; last line: {last_line(child.text())}"
             raise PhaseFailed("start-timeout", "+".join(phases), detail)
-        if now - shown > _PROGRESS_S:
+        if now - shown > PROGRESS_S:
             run.note_environment(child)
             run.say(f"  waiting for {child.name}: {last_line(child.text())}")
             shown = now
@@ -535,7 +546,7 @@ def run_service(run: Run) -> None:
         run.evidence.incidents.append(Incident("log-unreadable", "start", " ".join(service.log_command)))
     if not target.counters():
         run.evidence.notes.append("no metrics could be read; only the log can tell of hits")
-    _note_service(run)
+    note_service(run)
     with run.timed("warm-up"):
         warm_up(run, target, "warm-up" if service.part != "retrieve" else "warm-up of another host")
     if service.part != "all":
@@ -573,7 +584,7 @@ def _half(run: Run, target: Target) -> None:
     if run.config.service.part == "retrieve":
         with run.timed("the prefix that another host stored"):
             run.evidence.requests.append(ask(run, target, "hit"))
-        shared = _grown(before, target.counters(), client.SHARED_HITS)
+        shared = grown(before, target.counters(), client.SHARED_HITS)
         if shared is not None:
             run.evidence.notes.append(f"{shared} tokens were found in the second tier")
         return
@@ -587,7 +598,7 @@ def _half(run: Run, target: Target) -> None:
         wanted = (cold.prompt_tokens or 0) // run.config.chunk_size
         deadline = time.monotonic() + run.config.limits.settle_s
         while True:
-            copied = _grown(before, target.counters(), client.SHARED_CHUNKS)
+            copied = grown(before, target.counters(), client.SHARED_CHUNKS)
             if (copied or 0) >= wanted or time.monotonic() > deadline:
                 break
             time.sleep(target.poll_s)
@@ -622,7 +633,7 @@ def _service_pid(run: Run) -> int | None:
         return None
 
 
-def _note_service(run: Run) -> int | None:
+def note_service(run: Run) -> int | None:
     """Record the service's main process and the hash seeds of all its processes."""
     pid = _service_pid(run)
     if pid is None:
@@ -659,11 +670,11 @@ def _restart_service(run: Run, target: Target) -> None:
             raise PhaseFailed(
                 "restart-failed", "restart", f"{target.url}/health does not answer after {now - start:.0f} s"
             )
-        if now - shown > _PROGRESS_S:
+        if now - shown > PROGRESS_S:
             run.say(f"  waiting for {target.url}/health")
             shown = now
         time.sleep(0.5)
-    after = _note_service(run)
+    after = note_service(run)
     if run.config.service.pid_command is not None and before == after:
         raise PhaseFailed("restart-did-nothing", "restart", f"main process is still {after}")
 

@@ -8,7 +8,7 @@ import pytest
 
 from lmcache_fleet.dockerfile import render_dockerfile
 from lmcache_fleet.playbook.load import read_playbook, resolve
-from lmcache_fleet.playbook.model import ContainerImageStep, Playbook
+from lmcache_fleet.playbook.model import ContainerImageStep, Playbook, ServiceStep, VerifyStep
 from lmcache_fleet.repository import ROOT
 
 PAGES = "https://github.com/LMCache/LMCache/releases/expanded_assets"
@@ -77,7 +77,21 @@ def test_ready_images_are_those_of_the_guide(channel: str, name: str, follow: bo
     step = image("lmcache-image", channel=channel)
     assert (step.image, step.follow_tag, step.made) == (f"docker.io/{name}", follow, False)
     serving = [type(item).__name__ for item in playbook("lmcache-image", channel=channel).steps if item.when]
-    assert ("ServiceStep" in serving) == (channel not in {"sglang", "standalone"})
+    assert ("ServiceStep" in serving) == (channel != "sglang")
+
+
+def test_the_server_image_runs_its_server_alone_and_is_given_no_card() -> None:
+    found = playbook("lmcache-image", channel="standalone", listen="10.0.0.5")
+    (service,) = found.of_kind(ServiceStep)
+    assert (service.has_engine, service.server.host) == (False, "10.0.0.5")
+    assert found.requires.accelerator is not None
+    assert found.requires.accelerator.vendor == "cpu"
+    (ready,) = found.of_kind(ContainerImageStep)
+    assert ready.python == "/opt/venv/bin/python3"
+    assert [(step.stage, step.mode) for step in found.of_kind(VerifyStep)] == [
+        ("offline", "server"),
+        ("online", "service"),
+    ]
 
 
 def test_an_image_is_made_with_the_guides_target_and_arguments() -> None:

@@ -105,5 +105,5 @@ def test_the_cpu_playbook_takes_a_shared_tier_and_its_password() -> None:
 def test_a_role_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     text = (ROOT / "playbooks/kv_store.yaml").read_text(encoding="utf-8").replace("role: kv_store", "role: kv-store")
     (tmp_path / "x.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="'engine', 'balancer' or 'kv_store'"):
+    with pytest.raises(InputError, match="'engine', 'balancer', 'kv_store' or 'lmcache_server'"):
         check_document(read_playbook(tmp_path / "x.yaml"))

@@ -230,6 +230,37 @@ def test_a_step_left_out_needs_nothing_and_is_not_active(tmp_path: Path) -> None
     assert playbook.of_kind(ServiceStep) == playbook.of_kind(SystemPackagesStep) == []
 
 
+SERVER = "  - service: {server: {}}\n"
+VLLM = "  - model: {name: m, tiny: {}}\n  - service: {model: m, connector: {name: C}}\n"
+
+
+@pytest.mark.parametrize(
+    ("service", "proof", "said"),
+    [
+        (SERVER, "{stage: offline, mode: mp}", "`mode: mp` proves vLLM"),
+        (SERVER, "{stage: offline, mode: inprocess}", "`mode: inprocess` proves vLLM"),
+        (SERVER, "{stage: online, mode: server}", "give it `mode: service` when on-line"),
+        (VLLM, "{stage: offline, mode: server}", "`mode: server` proves an LMCache server alone"),
+    ],
+)
+def test_a_proof_that_does_not_fit_what_runs_is_named(tmp_path: Path, service: str, proof: str, said: str) -> None:
+    found = problems(tmp_path, f"steps:\n{VENV}{service}  - verify: {proof}\n")
+    assert any(said in line for line in found)
+    left_out = proof.replace("}", ", when: false}")
+    load(tmp_path, f"{HEAD}steps:\n{VENV}{service}  - verify: {left_out}\n")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_of_two_services_the_one_that_runs_is_proved(tmp_path: Path, alone: bool) -> None:
+    engine, server = ("false", "true") if alone else ("true", "false")
+    service = VLLM.replace("{name: C}", f"{{name: C}}, when: {engine}")
+    service += f"  - service: {{server: {{}}, when: {server}}}\n"
+    mode = "server" if alone else "mp"
+    playbook = load(tmp_path, f"{HEAD}steps:\n{VENV}{service}  - verify: {{stage: offline, mode: {mode}}}\n")
+    assert playbook.described_service is not None
+    assert playbook.described_service.has_engine is not alone
+
+
 # Overrides
 
 

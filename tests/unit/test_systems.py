@@ -28,8 +28,8 @@ def test_each_system_has_a_playbook_of_that_name_and_a_deploy() -> None:
 def test_what_is_said_to_be_tested_is_named_by_that_test() -> None:
     files = {
         "resolution": ["tests/real/test_channels.py"],
-        "index": ["tests/real/test_cli_alone.py"],
-        "lab": ["tests/lab/test_systems.py", "tests/lab/test_containers.py"],
+        "index": ["tests/real/test_cli_alone.py", "tests/real/test_server_alone.py"],
+        "lab": ["tests/lab/test_systems.py", "tests/lab/test_containers.py", "tests/lab/test_server.py"],
     }
     for system in systems():
         for how in system.tested:

@@ -17,6 +17,7 @@ from lmcache_fleet.units import (
     SERVER_UNIT,
     VLLM_UNIT,
     connector_config,
+    health_url,
     render_units,
     service_files,
     unit_digest,
@@ -76,6 +77,65 @@ def test_vllm_waits_for_its_server_only_where_there_is_one() -> None:
     for text in (both[VLLM_UNIT], alone[VLLM_UNIT]):
         assert "SupplementaryGroups" not in text
         assert "/secrets/" not in text
+
+
+def alone(**fields: Any) -> ServiceStep:
+    """An LMCache server without an engine."""
+    return ServiceStep.model_validate({"server": {"http_port": 7001, **fields.pop("server", {})}, **fields})
+
+
+def test_a_server_alone_has_one_unit_as_hardened_as_it_is_beside_vllm_and_no_file_of_vllms() -> None:
+    units = render_units(alone(), LAYOUT, ())
+    assert tuple(units) == unit_names(alone()) == (SERVER_UNIT,)
+    texts = service_files(alone(), "", LAYOUT.release(NAME), NAME, None).texts
+    assert set(texts) == {"env/service.env", "bin/lmcache-server"}
+    # But for what it says of itself it is the very unit that stands beside vLLM.
+    beside = render_units(step(), LAYOUT, ())[SERVER_UNIT]
+    shown = [line for line in units[SERVER_UNIT].splitlines() if not line.startswith(("Description", "Environment=LM"))]
+    assert shown == [line for line in beside.splitlines() if not line.startswith(("Description", "Environment=LM"))]
+    assert "Description=LMCache server" in units[SERVER_UNIT].splitlines()
+    assert "Description=LMCache server for default" in beside.splitlines()
+    assert health_url(alone()) == "http://127.0.0.1:7001/healthcheck"
+    assert health_url(step(port=9000)) == "http://127.0.0.1:9000/health"
+
+
+def test_a_server_listens_where_it_is_told_and_its_http_side_stays_on_loopback() -> None:
+    words = argv(files(alone(server={"host": "10.0.0.5", "http_port": 7001}))["bin/lmcache-server"])
+    assert after(words, "--host") == ["10.0.0.5"]
+    assert after(words, "--http-host") == ["127.0.0.1"]
+    # vLLM beside it goes to that address: it is not on loopback any more.
+    vllm = argv(files(step(server={"host": "10.0.0.5"}))["bin/vllm"])
+    extra = json.loads(after(vllm, "--kv-transfer-config")[0])["kv_connector_extra_config"]
+    assert extra["lmcache.mp.host"] == "tcp://10.0.0.5"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "fd00::5", "kv-1", "10.0.0", ""])
+def test_a_server_listens_on_no_address_that_is_not_named(host: str) -> None:
+    with pytest.raises(ValidationError, match=r"server\.host"):
+        alone(server={"host": host})
+
+
+def test_an_address_that_says_nothing_makes_no_other_digest_of_releases_that_were_there() -> None:
+    assert "host" not in step().model_dump(mode="json")["server"]
+    assert step(server={"host": "10.0.0.5"}).model_dump(mode="json")["server"]["host"] == "10.0.0.5"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "give `model` and `connector` for vLLM, or `server`"),
+        ({"model": "m"}, "`model` is given and `connector` is not"),
+        ({"model": "m", "server": {}}, "`model` is given and `connector` is not"),
+        ({"connector": {"name": "C"}}, "`connector` is given and `model` is not"),
+        ({"connector": {"name": "C"}, "server": {}}, "`connector` is given and `model` is not"),
+        ({"server": {}, "args": ["--max-model-len", 8]}, "args: of vLLM"),
+        ({"server": {}, "host": "10.0.0.5", "port": 80}, "host, port: of vLLM"),
+    ],
+)
+def test_a_service_that_lacks_a_part_is_refused_with_that_part_named(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ServiceStep.model_validate(fields)
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,12 @@ def mp(fault: str = "", **more: Any) -> dict[str, Any]:
     return base("mp", fault, **{**parts, **more})
 
 
+def server(fault: str = "", **more: Any) -> dict[str, Any]:
+    parts = {"server": {"command": [*STACK, "server"]}, "client": {"command": [*STACK, "client"]}}
+    config = base("server", fault, **{**parts, **more})
+    return {key: value for key, value in config.items() if key not in {"model", "connector"}}
+
+
 def inprocess(tmp_path: Path, fault: str = "", **more: Any) -> dict[str, Any]:
     (tmp_path / "store").mkdir()
     config = base("inprocess", fault, **more)
@@ -419,3 +425,78 @@ def test_service_that_is_not_there(tmp_path: Path) -> None:
     code, evidence, _ = verify(tmp_path, base("service", "", service={"url": f"http://127.0.0.1:{port}"}))
     assert code == 1
     assert "request-failed" in ids(evidence)
+
+
+# --- an LMCache server alone ------------------------------------------------------------------------------------------
+
+
+def test_a_server_alone_is_proven_by_lmcaches_own_client_and_a_second_one(tmp_path: Path) -> None:
+    code, evidence, said = verify(tmp_path, server())
+    assert code == 0, said
+    tokens = evidence.as_json()["tokens"]
+    assert tokens == {"prompt": 35, "stored": 32, "hit_after_reset": 32, "retrieved_after_restart": 32}
+    assert evidence.outputs_equal() is True
+    assert {name: exit_.asked for name, exit_ in evidence.exits.items()} == {
+        "server": True,
+        "client": False,
+        "client2": False,
+    }
+    assert evidence.hash_seeds == {"server/python": "0"}
+    assert "LMCache's own client" in said
+    assert not evidence.findings
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("keeps-nothing", {"nothing-stored", "no-hit", "no-hit-after-restart"}),
+        ("corrupt", {"outputs-differ"}),
+        ("forgets", {"no-hit-after-restart"}),
+        ("server-dies", {"server-died", "port-in-use"}),
+        ("client-dies", {"client-failed", "bad-exit"}),
+        ("client-hangs", {"client-failed"}),
+    ],
+)
+def test_a_server_alone_that_does_not_keep_kv_is_named(tmp_path: Path, fault: str, expected: set[str]) -> None:
+    config = server(fault)
+    config["limits"] = {**QUICK, "start_s": 3}
+    code, evidence, said = verify(tmp_path, config)
+    assert code == 1
+    assert expected <= set(ids(evidence)), said
+
+
+def test_a_client_is_credited_with_no_more_than_the_servers_counters_confirm(tmp_path: Path) -> None:
+    _, evidence, _ = verify(tmp_path, server("keeps-nothing"))
+    cold, hit = evidence.request("cold"), evidence.request("hit")
+    # The client says that it stored, and exits with 0.
+    assert evidence.exits["client"].code == 0
+    assert cold is not None and hit is not None
+    assert (cold.stored, hit.external_hits) == (0, 0)
+
+
+def test_a_server_that_runs_already_is_asked_and_left_running(tmp_path: Path) -> None:
+    ports = free_ports(2)
+    command = [*STACK, "server", "--port", str(ports[0]), "--http-port", str(ports[1])]
+    log = tmp_path / "service.log"
+    with log.open("w") as out:
+        running = subprocess.Popen(command, stdout=out, env={**os.environ, "PYTHONHASHSEED": "0"})
+    try:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and socket.socket().connect_ex(("127.0.0.1", ports[1])):
+            time.sleep(0.05)
+        config = server()
+        del config["server"]
+        config["service"] = {
+            "url": f"http://127.0.0.1:{ports[1]}",
+            "rpc_url": f"tcp://127.0.0.1:{ports[0]}",
+            "log_command": ["cat", str(log)],
+            "pid": running.pid,
+        }
+        code, evidence, said = verify(tmp_path, config)
+        assert code == 0, said
+        assert evidence.pids == [running.pid]
+        assert any("Stored 32 tokens" in line for line in evidence.proof)
+        assert running.poll() is None
+    finally:
+        running.kill()
+        running.wait()

@@ -131,6 +131,13 @@ def test_a_line_as_it_stands_passes(name: str, tmp_path: Path) -> None:
     assert fired(load(name), tmp_path) == []
 
 
+def test_an_engine_whose_server_is_elsewhere_passes(tmp_path: Path) -> None:
+    data = load(C)
+    server(None)(data)
+    connector(extra={"lmcache.mp.host": "tcp://10.0.0.5", "lmcache.mp.port": 5555})(data)
+    assert "mp-without-server" not in fired(data, tmp_path)
+
+
 @pytest.mark.parametrize(("name", "changes", "rule"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_wrong_mix_is_refused(name: str, changes: list[Change], rule: str, tmp_path: Path) -> None:
     data = copy.deepcopy(load(name))

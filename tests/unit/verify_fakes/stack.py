@@ -1,6 +1,7 @@
-"""A stand-in for `lmcache server` and vLLM's API server, just true enough for the verification program.
+"""A stand-in for `lmcache server`, `lmcache bench server` and vLLM's API server, just true enough for the verification
+program.
 
-FAKE_FAULT names what goes wrong. The first argument is the role: `server` or `engine`.
+FAKE_FAULT names what goes wrong. The first argument is the role: `server`, `client` or `engine`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Handler(BaseHTTPRequestHandler):
 class ServerHandler(Handler):
     chunks: ClassVar[set[str]] = set()
     writes = 0
+    reads = 0
     hits = 0
 
     def do_GET(self) -> None:
@@ -54,13 +56,14 @@ class ServerHandler(Handler):
         else:
             self.answer(
                 f"lmcache_mp_l1_write_chunks_total {float(ServerHandler.writes)}\n"
+                f"lmcache_mp_l1_read_chunks_total {float(ServerHandler.reads)}\n"
                 f"lmcache_mp_lookup_hit_tokens_total {float(ServerHandler.hits)}\n"
             )
 
     def do_POST(self) -> None:
         keys: list[str] = self.body()
         if self.path == "/store":
-            fresh = [k for k in keys if k not in ServerHandler.chunks]
+            fresh = [k for k in keys if k not in ServerHandler.chunks] if FAULT != "keeps-nothing" else []
             ServerHandler.chunks.update(fresh)
             ServerHandler.writes += len(fresh)
             if fresh:
@@ -72,6 +75,7 @@ class ServerHandler(Handler):
             found += 1
         if self.path == "/retrieve" and found:
             say(f"LMCache INFO: Retrieved {found * CHUNK} tokens in 0.1 seconds")
+            ServerHandler.reads += found
         ServerHandler.hits += found * CHUNK
         self.answer(found)
 
@@ -93,6 +97,43 @@ def run_server(arguments: list[str]) -> None:
 def keys_of(prompt: list[int]) -> list[str]:
     whole = len(prompt) // CHUNK
     return [hashlib.sha256(json.dumps(prompt[: (i + 1) * CHUNK]).encode()).hexdigest() for i in range(whole)]
+
+
+def run_client(arguments: list[str]) -> None:
+    """Asks twice for one prefix, as `lmcache bench server` does, and prints what that prints."""
+    given = options(arguments)
+    address = given["--rpc-url"].removeprefix("tcp://").replace("localhost", "127.0.0.1")
+    first = int(given["--start"])
+    prompt = [first] + [9906] * int(given["--num-tokens"])
+    keys = keys_of(prompt)
+    told = f"  [seq {first}"
+    if FAULT == "client-dies":
+        say("RuntimeError: REGISTER_KV_CACHE failed for rank 0 (instance_id=1000)")
+        sys.exit(1)
+    if FAULT == "client-hangs":
+        time.sleep(600)
+
+    def cache(verb: str) -> int:
+        connection = http.client.HTTPConnection(address)
+        connection.request("POST", verb, json.dumps(keys))
+        return int(connection.getresponse().read())
+
+    for kind in ("cold", "warm"):
+        # A lookup and a retrieve are one here: the fake counts what it finds.
+        found = cache("/retrieve")
+        if kind == "cold" and found and FAULT == "forgets":
+            found = 0
+        say(f"{told}/{kind}] LOOKUP: {found}/{len(keys)} chunks hit (1.5 ms)")
+        if found:
+            say(f"{told}/{kind}] RETRIEVE: retrieved ({found * CHUNK} tokens, 2.0 ms, 1 workers)")
+        if found < len(keys):
+            cache("/store")
+            # It says so whatever the server made of it: the server's own counters decide.
+            say(f"{told}/{kind}] STORE: stored ({(len(keys) - found) * CHUNK} tokens, 2.5 ms, 1 writers)")
+        if kind == "warm" or not found:
+            digest = hashlib.sha256(json.dumps([keys, FAULT == "corrupt" and kind == "warm"]).encode()).hexdigest()
+            say(f"{told}/{kind}] CHECKSUM: {digest[:16]} ({len(keys)} chunks)")
+    say("Done.")
 
 
 class EngineHandler(Handler):
@@ -178,4 +219,4 @@ def run_engine(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    {"server": run_server, "engine": run_engine}[sys.argv[1]](sys.argv[2:])
+    {"server": run_server, "client": run_client, "engine": run_engine}[sys.argv[1]](sys.argv[2:])

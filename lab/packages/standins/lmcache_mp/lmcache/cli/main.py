@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lmcache.mp import server
+from lmcache.mp import bench, server
 from lmcache.version import __version__
 
 
@@ -13,7 +13,10 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     server.add_arguments(commands.add_parser("server", help="run the MP server", allow_abbrev=False))
-    return server.run(parser.parse_args())
+    targets = commands.add_parser("bench", help="run benchmarks").add_subparsers(dest="target", required=True)
+    bench.add_arguments(targets.add_parser("server", help="store and retrieve", allow_abbrev=False))
+    args = parser.parse_args()
+    return (bench if args.command == "bench" else server).run(args)
 
 
 if __name__ == "__main__":
