@@ -15,13 +15,32 @@ ROOT = Path(__file__).resolve().parents[2]
 MINOR = f"3.{sys.version_info[1]}"
 
 
-def converge(prefix: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("pyinfra")), "inventories/local.py", "deploys/apply.py"]
+# Counts what is asked of this machine, whoever asks it.
+COUNTED = """
+import atexit, os, sys
+from pyinfra.connectors.local import LocalConnector
+seen, inner = [], LocalConnector.run_shell_command
+def run_shell_command(self, *args, **kwargs):
+    seen.append(1)
+    return inner(self, *args, **kwargs)
+LocalConnector.run_shell_command = run_shell_command
+atexit.register(lambda: open(os.environ["COUNTS"], "w").write(str(len(seen))))
+from pyinfra_cli.main import main
+sys.argv[0] = "pyinfra"
+main()
+"""
+
+
+def converge(
+    prefix: Path, *options: str, counts: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", COUNTED] if counts else [str(Path(sys.executable).with_name("pyinfra"))]
+    command = [*program, "inventories/local.py", "deploys/apply.py"]
     given = {"python": MINOR, "interpreter": sys.executable, **variables}
     return subprocess.run(
         [*command, "--data", "playbook=playbooks/cli.yaml", "--data", f"vars={json.dumps(given)}", *options],
-        cwd=ROOT, env={**os.environ, "LMCACHE_FLEET_PREFIX": str(prefix)}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False, timeout=600,
+        cwd=ROOT, env={**os.environ, "LMCACHE_FLEET_PREFIX": str(prefix), "COUNTS": str(counts)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
 
 
@@ -45,11 +64,16 @@ def test_it_is_there_and_answers_without_torch(prefix: Path) -> None:
     assert not names & {"lmcache", "torch", "vllm"}
 
 
-def test_again_nothing_changes(prefix: Path) -> None:
+def test_again_nothing_changes_by_one_command(prefix: Path, tmp_path: Path) -> None:
     done = converge(prefix, "--dry", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)["plan"]
     assert not [item["names"] for item in plan if item["hosts_with_change"] or item["hosts_with_conditional_change"]]
+    again = converge(prefix, "-y", "--json", counts=tmp_path / "counts")
+    assert again.returncode == 0, again.stderr
+    operations = json.loads(again.stdout)["results"]["operations"]
+    assert not [item["names"] for item in operations if item["success"]]
+    assert (tmp_path / "counts").read_text() == "1"
 
 
 def test_beside_lmcache_it_is_refused_and_nothing_is_made(prefix: Path, tmp_path: Path) -> None:
