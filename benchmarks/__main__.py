@@ -8,6 +8,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Collection
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from benchmarks.measure import ROOT
 from benchmarks.page import page
 from benchmarks.scale import many_hosts
 
+SECTIONS = ("peers", "warm", "ssh_true", "scale")
+
 
 def main() -> None:
     """Measure, and write results and page."""
@@ -25,6 +28,13 @@ def main() -> None:
     parser.add_argument("--environment", type=Path, required=True, help="virtual environment of the peers")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--times", type=int, default=5, help="runs that a median is made of")
+    parser.add_argument(
+        "--only",
+        choices=SECTIONS,
+        nargs="+",
+        default=list(SECTIONS),
+        help="measure these anew and keep the others of the output file; peers are only ever measured in one run",
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results.json")
     options = parser.parse_args()
     if options.quick:
@@ -37,12 +47,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lmcache-fleet-bench-") as folder:
         bench = Bench(options.environment, Path(folder), say)
         try:
-            results = measure(bench, options.hosts, options.times, quick=options.quick)
+            results = measure(bench, options.only, options.hosts, options.times, quick=options.quick)
         finally:
             bench.lab.reload()
             bench.lab.down()
-    results["took_s"] = round(time.monotonic() - began)
-    results["command"] = "scripts/bench --quick" if options.quick else "scripts/bench"
+    command = "scripts/bench --quick" if options.quick else "scripts/bench"
+    if options.only == list(SECTIONS):
+        results.update(took_s=round(time.monotonic() - began), command=command)
+    else:
+        kept = json.loads(options.output.read_text(encoding="utf-8"))
+        again = {name: f"{results['date']}, {command} --only {name}" for name in options.only}
+        results = {**kept, **{name: results[name] for name in options.only}}
+        results["again"] = {**kept.get("again", {}), **again}
     options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     say(f"{options.output.relative_to(ROOT) if options.output.is_relative_to(ROOT) else options.output}")
     if not options.quick:
@@ -50,11 +66,12 @@ def main() -> None:
         say("docs/performance.md")
 
 
-def measure(bench: Bench, hosts: int, times: int, *, quick: bool) -> dict[str, Any]:
+def measure(bench: Bench, sections: Collection[str], hosts: int, times: int, *, quick: bool) -> dict[str, Any]:
     """All figures.
 
     Args:
         bench: hosts and peers.
+        sections: which of SECTIONS.
         hosts: how many lab hosts the peers are compared on.
         times: runs a median is made of.
         quick: leave out what takes long.
@@ -64,14 +81,18 @@ def measure(bench: Bench, hosts: int, times: int, *, quick: bool) -> dict[str, A
         "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
         "hosts": hosts,
         "runs": times,
-        "pyinfra_start": start_of_pyinfra(times),
-        "peers": end_states(bench, hosts, times),
     }
-    results["warm"] = warm_store(bench, hosts)
-    results["ssh_true"] = host_counts(bench, [hosts] if quick else [1, 2, 4, 8], times)
-    answer, variables = recorded_answer(bench)
-    counts, delays = ([10, 100], [0.0]) if quick else ([10, 100, 500, 1000], [0.0, 0.05])
-    results["scale"] = many_hosts(answer, variables, counts, delays, 1, bench.say, bench.store)
+    if "peers" in sections:
+        results["pyinfra_start"] = start_of_pyinfra(times)
+        results["peers"] = end_states(bench, hosts, times)
+    if "warm" in sections:
+        results["warm"] = warm_store(bench, hosts)
+    if "ssh_true" in sections:
+        results["ssh_true"] = host_counts(bench, [hosts] if quick else [1, 2, 4, 8], times)
+    if "scale" in sections:
+        answer, variables = recorded_answer(bench)
+        counts, delays = ([10, 100], [0.0]) if quick else ([10, 100, 500, 1000], [0.0, 0.05])
+        results["scale"] = many_hosts(answer, variables, counts, delays, 1, bench.say, bench.store)
     return results
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_OPERATION = re.compile(r"Starting operation: (.+?)\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Cost:
         peak_mib: largest resident set of one process among them.
         status: exit status.
         output: standard output and error.
+        steps: pyinfra's operations in their order, each with the seconds until the next one began.
     """
 
     wall_s: float
@@ -31,6 +34,7 @@ class Cost:
     peak_mib: float
     status: int
     output: str
+    steps: tuple[tuple[str, float], ...] = ()
 
 
 def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Cost:
@@ -52,12 +56,20 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path 
         text=True,
     )
     assert process.stdout is not None
-    output = process.stdout.read()
+    lines, begun = [], []
+    for line in process.stdout:
+        lines.append(line)
+        found = _OPERATION.search(line)
+        if found:
+            begun.append((found[1], time.monotonic()))
     _, status, usage = os.wait4(process.pid, 0)
     # Popen would wait for a process that is gone already.
     process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.monotonic() - began
-    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, process.returncode, output)
+    ends = [*(at for _, at in begun[1:]), began + wall]
+    steps = tuple((name, end - at) for (name, at), end in zip(begun, ends, strict=True))
+    cpu, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    return Cost(wall, cpu, peak, process.returncode, "".join(lines), steps)
 
 
 def median_of(times: int, once: Callable[[], Cost]) -> dict[str, Any]:

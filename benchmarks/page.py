@@ -49,7 +49,16 @@ def page(results: dict[str, Any]) -> str:
         command=results["command"], date=results["date"], cpus=machine["cpus"], arch=machine["arch"],
         python=machine["python"], runs=results["runs"],
     )  # fmt: skip
-    parts = [head, _goals(results), _peers(results), _floor(results), _scale(results), _COMMANDS]
+    again = [f"Measured anew: {name} ({when})." for name, when in results.get("again", {}).items()]
+    parts = [
+        head + "\n" + "\n".join(again) + "\n" if again else head,
+        _goals(results),
+        _peers(results),
+        _where(results),
+        _floor(results),
+        _scale(results),
+        _COMMANDS,
+    ]
     return "\n".join(parts)
 
 
@@ -173,6 +182,22 @@ def _peers(results: dict[str, Any]) -> str:
         "off-line, switched to, proved on-line. The peers write the file and restart.\n"
     )
     return "\n".join(lines) + "\n" + note + "\n" + _bars(results)
+
+
+def _where(results: dict[str, Any]) -> str:
+    """Where the time of blank hosts goes; steps below half a second together."""
+    cost = results["warm"]["first_converge_warm_store"]
+    long = [(name, seconds) for name, seconds in cost["steps"] if seconds >= 0.5]
+    rest = cost["wall_s"] - sum(seconds for _, seconds in long)
+    lines = [
+        f"## Where the time of {results['hosts']} blank hosts goes\n",
+        "With a warm artifact store. pyinfra begins a step on a host when all have ended the one before.\n",
+        "| step | seconds | share |",
+        "|---|---|---|",
+    ]
+    for name, seconds in [*long, ("start, connections, survey and all shorter steps", rest)]:
+        lines.append(f"| {name} | {seconds:.1f} | {100 * seconds / cost['wall_s']:.0f} % |")
+    return "\n".join(lines) + "\n"
 
 
 def _bars(results: dict[str, Any]) -> str:

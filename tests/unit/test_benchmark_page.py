@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
+from benchmarks.measure import run as measured
 from benchmarks.page import goals, page, ratios
 from benchmarks.peers import NAMES
 
@@ -35,7 +37,10 @@ def results() -> dict[str, Any]:
         "peers": {
             name: {**{what: run(wall) for what in measured}, "traffic": traffic} for name, wall in seconds.items()
         },
-        "warm": {"first_converge_warm_store": run(10.0), "reimage_to_verified": run(9.0)},
+        "warm": {
+            "first_converge_warm_store": {**run(10.0), "steps": [["apt", 4.0], ["env", 0.2], ["proof", 2.5]]},
+            "reimage_to_verified": run(9.0),
+        },
         "ssh_true": {str(hosts): {"converged": run(2.0), "ssh_true": run(0.3)} for hosts in (1, 2, 4)},
         "scale": scale,
     }
@@ -49,6 +54,8 @@ def test_every_goal_is_judged_by_its_figure(results: dict[str, Any]) -> None:
     text = page(results)
     assert text.count("| reached |") == len(found)
     assert "| nothing to do | 2.0 | 10.0 (5.0×) | 30.0 (15.0×) | 20.0 (10.0×) |" in text
+    assert "| apt | 4.0 | 40 % |" in text
+    assert "all shorter steps | 3.5 | 35 % |" in text
     for wall in (2.01, 5.0):
         results["peers"]["lmcache-fleet"]["converged"] = run(wall)
         assert [goal.reached for goal in goals(results)][:3] == [False] * 3
@@ -56,3 +63,14 @@ def test_every_goal_is_judged_by_its_figure(results: dict[str, Any]) -> None:
     results["scale"][-2]["cpu_s"] = 11.1
     assert not goals(results)[-1].reached
     assert page(results).count("**missed**") == 5
+
+
+def test_a_runs_steps_are_timed_from_its_own_words() -> None:
+    told = """print("--> Starting operation: 01 apt ")
+import time; time.sleep(0.3); print("[h1] Success", flush=True)
+print("--> Starting operation: 02 env", flush=True)"""
+    cost = measured([sys.executable, "-u", "-c", told])
+    assert cost.status == 0
+    assert [name for name, _ in cost.steps] == ["01 apt", "02 env"]
+    assert 0.3 <= cost.steps[0][1] <= cost.wall_s
+    assert "[h1] Success" in cost.output
