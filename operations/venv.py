@@ -7,7 +7,7 @@ from lmcache_fleet.changes import Change
 from lmcache_fleet.installer import DEFAULT_UV, UV_ENV
 from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.model import VenvStep
-from lmcache_fleet.shell import exports, script, words
+from lmcache_fleet.shell import exports, program_source, script, words
 from operations.bundle import laid_out
 from operations.faults import Commands, step_operation
 from operations.host_fault import HostFault
@@ -51,10 +51,10 @@ def installer_tool(session: Session, plan: HostPlan, step: VenvStep) -> Commands
         script(
             laid,
             f"rm -rf {words(staging)} && mkdir -p {words(session.layout.tool(''))}",
-            # The venv brings pip; only uv's own binary is used afterwards, and that one doesn't mind being moved.
-            f"{words(_interpreter(plan), '-m', 'venv', staging)}",
-            f"{words(f'{staging}/bin/python', '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check')} "
-            f"--retries 3 {places} {words(name.replace('-', '=='))}",
+            # Only uv's own binary is used afterwards, and that one doesn't mind being moved: nobody needs pip in there.
+            words(_interpreter(plan), "-m", "venv", "--without-pip", staging),
+            f"{words(f'{staging}/bin/python', '-c', program_source('bundled_pip.py'))} install --quiet "
+            f"--disable-pip-version-check --no-compile --retries 3 {places} {words(name.replace('-', '=='))}",
             f"rm -rf {words(tool)} && mv {words(staging, tool)}",
         ),
         timeout=900,
