@@ -22,6 +22,7 @@ def combine(store: Evidence, retrieve: Evidence, names: tuple[str, str], connect
     whole.chunk_size, whole.chunk_size_seen = store.chunk_size, retrieve.chunk_size_seen
     whole.connector = dict(retrieve.connector)
     whole.warm_up = store.warm_up and retrieve.warm_up
+    whole.server_elsewhere = store.server_elsewhere
     for name, half in halves.items():
         whole.requests += half.requests
         whole.hash_seeds |= {f"{name}/{process}": seed for process, seed in half.hash_seeds.items()}

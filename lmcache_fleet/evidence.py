@@ -205,6 +205,7 @@ class Evidence:
         chunk_size: tokens in a chunk, as configured.
         chunk_size_seen: tokens in a chunk, as LMCache logged it.
         requests: the measured requests in order.
+        server_elsewhere: the LMCache server is on another host: nothing here can tell of a store but a later hit.
         warm_up: the first request of each engine process is not measured: its time is mostly first-use cost.
         hash_seeds: process to its PYTHONHASHSEED; None when it has none.
         pids: main process id of each engine, in order of start.
@@ -228,6 +229,7 @@ class Evidence:
     chunk_size: int = 256
     chunk_size_seen: int | None = None
     requests: list[Request] = field(default_factory=list)
+    server_elsewhere: bool = False
     warm_up: bool = False
     hash_seeds: dict[str, str | None] = field(default_factory=dict)
     pids: list[int] = field(default_factory=list)
@@ -587,7 +589,13 @@ def _judge_cold(evidence: Evidence) -> Iterable[Finding]:
             "the prompt is not unique to this run",
             "leave prompt.nonce out so that each run makes its own prompt",
         )
-    if not cold.stored:
+    # Where nothing can tell of the store, a hit of what was cold a moment ago does.
+    told = (
+        evidence.server_elsewhere
+        and cold.stored is None
+        and any((request.offloaded() or 0) > 0 for request in evidence.requests)
+    )
+    if not cold.stored and not told:
         yield Finding(
             "nothing-stored",
             ERROR,

@@ -206,6 +206,12 @@ class Config:
     service: Service = field(default_factory=Service)
     expect: Expect = field(default_factory=Expect)
 
+    def server_elsewhere(self) -> bool:
+        """Whether the LMCache server runs on another host, whose log and counters can't be read from here."""
+        extra = self.connector.get("kv_connector_extra_config") or {}
+        named = isinstance(extra, dict) and "lmcache.mp.host" in extra
+        return self.mode == "service" and named and not self.service.lmcache_metrics_urls
+
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return self.prompt.tokens if self.prompt.tokens is not None else 4 * self.chunk_size + 9

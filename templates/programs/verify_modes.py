@@ -186,7 +186,9 @@ def _stored(run: Run, log: LogFacts | None, before: Mapping[str, float], after: 
     tokens = grown(before, after, client.STORED_TOKENS)
     chunks = grown(before, after, client.STORED_CHUNKS)
     counted = tokens if tokens is not None else None if chunks is None else chunks * run.config.chunk_size
-    return counted if counted is not None else 0 if log is not None else None
+    if counted is not None or log is None or run.evidence.server_elsewhere:
+        return counted
+    return 0
 
 
 def ask(run: Run, target: Target, phase: str, purpose: str = "measured") -> Request:
@@ -546,6 +548,7 @@ def run_service(run: Run) -> None:
         run.evidence.incidents.append(Incident("log-unreadable", "start", " ".join(service.log_command)))
     if not target.counters():
         run.evidence.notes.append("no metrics could be read; only the log can tell of hits")
+    run.evidence.server_elsewhere = config.server_elsewhere()
     note_service(run)
     with run.timed("warm-up"):
         warm_up(run, target, "warm-up" if service.part != "retrieve" else "warm-up of another host")

@@ -500,3 +500,36 @@ def test_a_server_that_runs_already_is_asked_and_left_running(tmp_path: Path) ->
     finally:
         running.kill()
         running.wait()
+
+
+# --- an engine whose LMCache server is on another host ----------------------------------------------------------------
+
+ELSEWHERE = {"kv_connector_extra_config": {"lmcache.mp.host": "tcp://10.0.0.5", "lmcache.mp.port": 5555}}
+
+
+def asked_elsewhere(tmp_path: Path, fault: str) -> tuple[int, Evidence, str]:
+    """A service whose server's log and counters can't be read."""
+    running = Service(tmp_path, fault)
+    try:
+        running.wait()
+        log = ["grep", "-v", "tokens in", str(tmp_path / "log")]
+        config = running.config(lmcache_metrics_urls=[], log_command=log)
+        config["connector"] |= ELSEWHERE
+        return verify(tmp_path, config)
+    finally:
+        running.close()
+
+
+def test_a_store_that_nothing_tells_of_is_shown_by_the_hit(tmp_path: Path) -> None:
+    code, evidence, said = asked_elsewhere(tmp_path, "")
+    assert code == 0, said
+    cold, hit = evidence.request("cold"), evidence.request("hit")
+    assert cold is not None and hit is not None
+    assert cold.stored is None
+    assert hit.external_hits == 32
+
+
+def test_without_a_hit_nothing_tells_of_a_store(tmp_path: Path) -> None:
+    code, evidence, _ = asked_elsewhere(tmp_path, "no-external")
+    assert code == 1
+    assert "nothing-stored" in ids(evidence)
