@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.lab_fleet import Bench, end_states, host_counts, recorded_answer, start_of_pyinfra, warm_store
 from benchmarks.measure import ROOT
-from benchmarks.page import page
+from benchmarks.page import RESULTS, write_pages
 from benchmarks.scale import many_hosts
 
 SECTIONS = ("peers", "warm", "ssh_true", "scale")
@@ -35,7 +35,7 @@ def main() -> None:
         default=list(SECTIONS),
         help="measure these anew and keep the others of the output file; peers are only ever measured in one run",
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results.json")
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.quick:
         options.hosts, options.times = 2, 3
@@ -62,8 +62,8 @@ def main() -> None:
     options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     say(f"{options.output.relative_to(ROOT) if options.output.is_relative_to(ROOT) else options.output}")
     if not options.quick:
-        (ROOT / "docs" / "performance.md").write_text(page(results), encoding="utf-8")
-        say("docs/performance.md")
+        for path in write_pages(results):
+            say(str(path.relative_to(ROOT)))
 
 
 def measure(bench: Bench, sections: Collection[str], hosts: int, times: int, *, quick: bool) -> dict[str, Any]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from benchmarks.measure import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results.json"
 
 _OURS = "lmcache-fleet"
 _HEAD = """# Performance
@@ -36,6 +42,64 @@ many hosts         pyinfra benchmarks/many_hosts.py deploys/ascend.py -y
                    lmcache-fleet plan benchmarks/many_hosts.py deploys/ascend.py --json
 ```
 """
+
+
+_SPEED = ("<!-- speed: written by scripts/bench -->\n", "<!-- /speed -->")
+_README = {
+    "README.md": (
+        "{hosts} lab hosts and the control process on one machine of {cpus} cores ({arch}), {date}, by `{command}`; "
+        "the others' figures are multiples of ours:",
+        "| | ours | pyinfra's own operations | Ansible, pipelining | Ansible, mitogen |",
+        {
+            "converged": "nothing to do",
+            "dry_run": "dry run, nothing to do",
+            "first_converge": "blank hosts, until verified",
+        },
+    ),
+    "README.zh.md": (
+        "{hosts} 台实验主机与控制进程在同一台 {cpus} 核机器上（{arch}），{date}，由 `{command}` 测得；"
+        "其他各列是我们用时的倍数：",
+        "| | 本项目 | pyinfra 自带操作 | Ansible（pipelining） | Ansible（mitogen） |",
+        {"converged": "无事可做", "dry_run": "试运行，无事可做", "first_converge": "空白主机，直到验证完成"},
+    ),
+}
+
+
+def write_pages(results: dict[str, Any], root: Path = ROOT) -> list[Path]:
+    """Put the figures into docs/performance.md and both READMEs.
+
+    Args:
+        results: as `scripts/bench` wrote them.
+        root: of the checkout.
+    """
+    texts = {"docs/performance.md": page(results)}
+    for name in _README:
+        before, start, rest = (root / name).read_text(encoding="utf-8").partition(_SPEED[0])
+        texts[name] = before + start + speed_table(results, name) + _SPEED[1] + rest.partition(_SPEED[1])[2]
+    for name, text in texts.items():
+        (root / name).write_text(text, encoding="utf-8")
+    return [root / name for name in texts]
+
+
+def speed_table(results: dict[str, Any], readme: str) -> str:
+    """The short table of a README.
+
+    Args:
+        results: as `scripts/bench` wrote them.
+        readme: its name, which decides the language.
+    """
+    head, columns, labels = _README[readme]
+    machine = results["machine"]
+    lines = [
+        head.format(hosts=results["hosts"], date=results["date"], command=results["command"], **machine),
+        "",
+        columns,
+        "|---" * 5 + "|",
+    ]
+    for what, label in labels.items():
+        others = " | ".join(f"{ratio:.1f}×" for ratio in ratios(results, what).values())
+        lines.append(f"| {label} | {results['peers'][_OURS][what]['wall_s']:.1f} s | {others} |")
+    return "\n".join(lines) + "\n"
 
 
 def page(results: dict[str, Any]) -> str:
@@ -187,6 +251,8 @@ def _peers(results: dict[str, Any]) -> str:
 def _where(results: dict[str, Any]) -> str:
     """Where the time of blank hosts goes; steps below half a second together."""
     cost = results["warm"]["first_converge_warm_store"]
+    if "steps" not in cost:
+        return ""
     long = [(name, seconds) for name, seconds in cost["steps"] if seconds >= 0.5]
     rest = cost["wall_s"] - sum(seconds for _, seconds in long)
     lines = [
@@ -242,3 +308,7 @@ def _scale(results: dict[str, Any]) -> str:
             f"{row['cpu_s']:.1f} s | {each} | {row['peak_mib']:.0f} MiB |"
         )
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    write_pages(json.loads(RESULTS.read_text(encoding="utf-8")))

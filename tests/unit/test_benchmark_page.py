@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.measure import ROOT
 from benchmarks.measure import run as measured
-from benchmarks.page import goals, page, ratios
+from benchmarks.page import RESULTS, goals, page, ratios, write_pages
 from benchmarks.peers import NAMES
 
 
@@ -74,3 +77,19 @@ print("--> Starting operation: 02 env", flush=True)"""
     assert [name for name, _ in cost.steps] == ["01 apt", "02 env"]
     assert 0.3 <= cost.steps[0][1] <= cost.wall_s
     assert "[h1] Success" in cost.output
+
+
+def test_what_the_pages_quote_is_what_was_measured(tmp_path: Path) -> None:
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    names = ("docs/performance.md", "README.md", "README.zh.md")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    write_pages(results, tmp_path)
+    for name in names:
+        same = (tmp_path / name).read_text(encoding="utf-8") == (ROOT / name).read_text(encoding="utf-8")
+        assert same, f"{name} is not of benchmarks/results.json: python -m benchmarks.page writes it"
+    for name in names[1:]:
+        assert f"{results['peers']['lmcache-fleet']['converged']['wall_s']:.1f} s |" in (ROOT / name).read_text(
+            encoding="utf-8"
+        )
