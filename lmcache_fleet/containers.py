@@ -178,6 +178,8 @@ _VENDORS = {
     ),
     "musa": _Vendor(
         devices=("/dev/dri/renderD*",),
+        # Privileged, and still not root: the account may open the nodes by their group only.
+        groups=("video", "render"),
         options=("--privileged",),
         env={"MTHREADS_VISIBLE_DEVICES": "all"},
         remedy="install the MUSA driver and look at `mthreads-gmi`",

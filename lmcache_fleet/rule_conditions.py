@@ -13,6 +13,7 @@ from packaging.version import Version
 from pydantic import Field
 
 from lmcache_fleet.playbook.model import (
+    ContainerImageStep,
     ModelStep,
     NativeBuildStep,
     PackagesStep,
@@ -28,7 +29,7 @@ from lmcache_fleet.requirements import Observed
 
 
 class PackagesCondition(StrictModel):
-    """A packages step is of this kind; all that is named must hold for the same step."""
+    """A packages step, or a pip call on an image, is of this kind; all that is named must hold for the same one."""
 
     installs: str
     """Distribution that the step pins or wants present."""
@@ -145,7 +146,7 @@ class PlaybookCondition(StrictModel):
     model: Regex | None = None
     """The hub name of a model."""
     no_runtime: bool = False
-    """Nothing is required of the stack below the release."""
+    """Nothing is required of the stack below the release, or of the image that wheels are put on."""
     no_verify: bool = False
     """A service starts that no verify step proves off-line first."""
     device_not: Regex | None = None
@@ -155,25 +156,27 @@ class PlaybookCondition(StrictModel):
 
     def holds(self, playbook: Playbook) -> bool:
         """Whether the playbook is like that."""
-        packages = playbook.of_kind(PackagesStep)
+        images = playbook.of_kind(ContainerImageStep)
         venvs = playbook.of_kind(VenvStep)
         services = playbook.of_kind(ServiceStep)
         verifies = [step for step in playbook.of_kind(VerifyStep) if step.stage == "offline"]
         installer = venvs[0].installer if venvs else "uv"
-        installed = {canonicalize_name(Requirement(text).name) for step in packages for text in step.wanted}
+        calls = [(step, installer) for step in playbook.of_kind(PackagesStep)]
+        calls += [(call, "pip") for image in images for call in image.install]
+        installed = {canonicalize_name(Requirement(text).name) for step, _ in calls for text in step.wanted}
         installed |= {canonicalize_name(step.package) for step in playbook.of_kind(NativeBuildStep)}
         accelerator = playbook.requires.accelerator
         devices = [str(device) for step in verifies if (device := (step.options.get("expect") or {}).get("device"))]
         return (
             (not self.vendor or (accelerator is not None and accelerator.vendor in self.vendor))
-            and (self.packages is None or any(self.packages.fits(step, installer) for step in packages))
+            and (self.packages is None or any(self.packages.fits(*call) for call in calls))
             and (self.native is None or any(self.native.fits(step) for step in playbook.of_kind(NativeBuildStep)))
             and installed.issuperset(self.together)
             and installed.isdisjoint(self.absent)
             and _some(self.args, [arg for step in services for arg in step.args])
             and self.server in {None, any(step.uses_server for step in services)}
             and _some(self.model, [step.hub for step in playbook.of_kind(ModelStep) if step.hub])
-            and not (self.no_runtime and playbook.requires.runtime is not None)
+            and not (self.no_runtime and _stack_is_asked_for(playbook, images))
             and not (self.no_verify and (not services or verifies))
             and (self.device_not is None or any(not re.match(self.device_not, device) for device in devices))
             and (
@@ -186,6 +189,14 @@ class PlaybookCondition(StrictModel):
     def names_anything(self) -> bool:
         """Whether it asks anything at all."""
         return bool(self.model_fields_set)
+
+
+def _stack_is_asked_for(playbook: Playbook, images: Iterable[ContainerImageStep]) -> bool:
+    """Whether anything says which torch and runtime the wheels must find: on the host, or in each image they go on."""
+    made = [image for image in images if image.install]
+    if not made:
+        return playbook.requires.runtime is not None
+    return all(image.expect or image.attributes or image.imports for image in made)
 
 
 def _wanted(step: PackagesStep, name: str) -> Requirement | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import string
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from facts.containers import Containers
 from lmcache_fleet import registry
 from lmcache_fleet.containers import (
+    ContainerCommand,
     ContainerFault,
     ContainerHost,
     Image,
@@ -25,7 +27,7 @@ from lmcache_fleet.containers import (
 )
 from lmcache_fleet.dockerfile import render_dockerfile
 from lmcache_fleet.judge import Wanted, changes_of, image_shortfalls
-from lmcache_fleet.layout import Layout
+from lmcache_fleet.layout import Layout, ReleaseLayout
 from lmcache_fleet.playbook.model import (
     Connector,
     ContainerImageStep,
@@ -37,6 +39,7 @@ from lmcache_fleet.playbook.model import (
 )
 from lmcache_fleet.registry import RegistryError, image_name, pinned_digest
 from lmcache_fleet.release import HostKey, HostReleases, ReleaseState
+from lmcache_fleet.units import service_files
 
 DIGEST = f"sha256:{'a' * 64}"
 OTHER = f"sha256:{'b' * 64}"
@@ -148,7 +151,7 @@ EXPECTED = {
     "cpu": "",
     "rocm": "--device /dev/kfd --device /dev/dri --group-add 44 --group-add 105 --security-opt seccomp=unconfined",
     "xpu": "--device /dev/dri --group-add 44 --group-add 105",
-    "musa": "--privileged",
+    "musa": "--group-add 44 --group-add 105 --privileged",
     "maca": "--device /dev/mxcd --device /dev/dri --group-add 44 --group-add 105 "
     "--security-opt seccomp=unconfined --security-opt apparmor=unconfined",
     "ascend": "--device /dev/davinci0 --device /dev/davinci1 --device /dev/davinci_manager --device /dev/devmm_svm "
@@ -196,6 +199,15 @@ def test_containers_have_no_rights_but_those_that_the_guide_gives_them() -> None
     assert "--cap-drop" not in run_arguments(service(), "podman", "musa", FULL, [])
     with pytest.raises(ContainerFault, match="/dev/nothing"):
         run_arguments(service(devices=["/dev/nothing"]), "podman", "cpu", FULL, [])
+
+
+def test_the_server_is_started_by_the_images_interpreter_as_the_offline_proof_starts_it() -> None:
+    # An image may have LMCache and no `lmcache` on its PATH: the proof passed, and then the service died.
+    container = ContainerCommand("podman", (), "x:1", "/opt/venv/bin/python3", "lmcache", {})
+    texts = service_files(service(), "/m", ReleaseLayout("/r"), "r", None, container).texts
+    started = shlex.split(texts["bin/lmcache-server"].replace("\\\n", " "), comments=True)
+    entry = started.index("--entrypoint")
+    assert started[entry + 1 : entry + 6] == ["/opt/venv/bin/python3", "x:1", "-m", "lmcache.cli.main", "server"]
 
 
 def test_what_an_image_must_hold_is_judged_by_what_was_seen_inside() -> None:

@@ -125,6 +125,27 @@ REFUSED: dict[str, tuple[str, Edit]] = {
 }  # fmt: skip
 
 
+def on_image(edit: Callable[[dict[str, Any], dict[str, Any]], Any]) -> Edit:
+    """Changes the image step, and the one pip call on top of it."""
+    return lambda data: edit(step(data, "container_image"), step(data, "container_image")["install"][0])
+
+
+# The same of wheels that are put on an image: playbook, what is changed in it, rule.
+ON_IMAGES: list[tuple[str, Edit, str]] = [
+    ("rocm-image", on_image(lambda _, call: call.pop("no_deps")), "vendor-torch-replaced"),
+    (
+        "rocm-image",
+        on_image(lambda _, call: call.__setitem__("pins", ["lmcache=={{ lmcache }}"])),
+        "rocm-without-local-version",
+    ),
+    ("rocm-image", on_image(lambda image, _: image.pop("attributes")), "vendor-wheel-without-runtime"),
+    ("rocm-amd-image", on_image(lambda _, call: call.pop("no_deps")), "vendor-torch-replaced"),
+    ("xpu-image", on_image(lambda _, call: call.pop("no_index")), "index-wheel-on-vendor-torch"),
+    ("musa-image", on_image(lambda _, call: call.pop("no_index")), "index-wheel-on-vendor-torch"),
+    ("musa-image", on_image(lambda image, _: image.pop("imports")), "vendor-wheel-without-runtime"),
+]
+
+
 def host(vendor: str, cuda: str | None = None, **extra: Any) -> Observed:
     chip = Chip(0, None, "a card", None, None, "VRAM", None, None, extra=extra)
     return Observed(accelerators=Accelerators(vendor, "ok", chips=(chip,), extra={"cuda_version": cuda}))
@@ -138,7 +159,7 @@ REFUSED_HOSTS: dict[str, tuple[str, Observed, Observed]] = {
         "cuda-12.9", host("cuda", "12.0", compute_capability="9.0"), host("cuda", "12.9", compute_capability="9.0")
     ),
     "cuda13-wheel-on-cuda12-driver": ("cuda", host("cuda", "12.9", compute_capability="9.0"), H100),
-    "rocm-architecture": ("rocm", host("rocm", gfx="gfx90a"), host("rocm", gfx="gfx950")),
+    "rocm-architecture": ("rocm-image", host("rocm", gfx="gfx90a"), host("rocm", gfx="gfx950")),
 }  # fmt: skip
 
 # rule → playbook, variables with which it is worth knowing, others with which it is not
@@ -161,6 +182,12 @@ def edited(tmp_path: Path, name: str, edit: Edit) -> Playbook:
 @pytest.mark.parametrize("rule", REFUSED)
 def test_a_playbook_with_one_thing_changed_is_refused_by_that_rule_alone(rule: str, tmp_path: Path) -> None:
     name, edit = REFUSED[rule]
+    assert findings(check_document(read_playbook(ROOT / f"playbooks/{name}.yaml"))) == []
+    assert [finding.rule for finding in findings(edited(tmp_path, name, edit))] == [rule]
+
+
+@pytest.mark.parametrize(("name", "edit", "rule"), ON_IMAGES, ids=[f"{name}-{rule}" for name, _, rule in ON_IMAGES])
+def test_a_call_on_an_image_is_judged_as_a_packages_step_is(name: str, edit: Edit, rule: str, tmp_path: Path) -> None:
     assert findings(check_document(read_playbook(ROOT / f"playbooks/{name}.yaml"))) == []
     assert [finding.rule for finding in findings(edited(tmp_path, name, edit))] == [rule]
 
