@@ -6,6 +6,7 @@ either the old or the new release serves, and the next run knows where it was.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 
 UNIT_FOLDER = "/etc/systemd/system"
+TELLING = re.compile(r"error|fatal|not found|no such|cannot|can't|unable|denied|killed", re.IGNORECASE)
 
 
 def say(text):
@@ -104,7 +106,8 @@ def wait_healthy(units, url, limit):
             state = show(unit)
             if state.get("ActiveState") == "failed" or int(state.get("NRestarts") or 0) > 2:
                 return "%s failed (%s)\n%s" % (unit, state.get("Result"), journal(unit))
-        if healthy(url):
+        # An engine may answer while what it needs beside it has just died and is about to be started again.
+        if healthy(url) and all(show(unit).get("ActiveState") == "active" for unit in units):
             return None
         if time.monotonic() - told > 10:
             told = time.monotonic()
@@ -126,7 +129,20 @@ def restart(request, units):
     return wait_healthy(units, request["health"], request["start_timeout"])
 
 
-def prove(request):
+def deaths(units):
+    """Those that died by themselves since they were started, with what they said, as lines."""
+    told = []
+    for unit in units:
+        state = show(unit)
+        again = int(state.get("NRestarts") or 0)
+        if again or state.get("ActiveState") == "failed":
+            said = journal(unit).strip().splitlines() or ["it said nothing"]
+            last = [line for line in said if TELLING.search(line)] or said
+            told += [*said, "error: %s died, restarted %d times: %s" % (unit, again, last[-1].strip())]
+    return "".join("\n" + line for line in told)
+
+
+def prove(request, units):
     """Run the on-line verification; the reason when it fails."""
     if not request.get("verify"):
         return None
@@ -143,7 +159,7 @@ def prove(request):
     child.stdin.close()
     for line in child.stdout:
         say(line.rstrip())
-    return None if child.wait() == 0 else "the on-line verification failed"
+    return None if child.wait() == 0 else "the on-line verification failed" + deaths(units)
 
 
 def started_from(unit):
@@ -187,7 +203,7 @@ def main():
     # The plan was made before the wait for the host's lock: what runs now decides.
     stale = pending or before != release or any(started_from(name) != release for name in names)
     wrong = restart(request, names) if request["restart"] or stale else None
-    wrong = wrong or prove(request)
+    wrong = wrong or prove(request, names)
     if wrong is None:
         systemctl("enable", "--quiet", *names)
         if before and before != release:

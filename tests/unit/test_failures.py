@@ -83,6 +83,33 @@ EXAMPLES: dict[str, list[str]] = {
         "connect to 10.0.0.1 port 80: Connection refused",
         "error: error sending request for url (https://pypi.example/simple/a/)",
         "  Caused by: HTTP status server error (503 Service Unavailable)",
+        # What the index is on makes no difference to one who was fetching from it.
+        "error: Failed to fetch: `http://127.0.0.1:3141/simple/a/`",
+        "fatal: unable to access 'http://127.0.0.1:1/x.git/': Failed to connect to 127.0.0.1 port 1 after 0 ms: Couldn't connect to server",
+        "  Could not connect to deb.example:80 (10.0.0.1). - connect (111: Connection refused)",
+        "Connecting to pypi.example|10.0.0.1|:443... failed: Connection refused.",
+        "ERROR: Could not install packages due to an OSError: HTTPConnectionPool(host='127.0.0.1', port=1): Max retries exceeded with url: /files/a.whl (Caused by NewConnectionError('<x>: Failed to establish a new connection: [Errno 111] Connection refused'))",
+    ],
+    "container registry can't be reached": [
+        'Error: initializing source docker://10.0.0.1:5000/a/b:1: pinging container registry 10.0.0.1:5000: Get "http://10.0.0.1:5000/v2/": dial tcp 10.0.0.1:5000: connect: connection refused',
+        'Error response from daemon: Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io on 127.0.0.53:53: no such host',
+        'Error response from daemon: Get "https://10.0.0.1:5000/v2/": http: server gave HTTP response to HTTPS client',
+    ],
+    "daemon doesn't run": [
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+    ],
+    "died while it was proved": [
+        "error: lmcache-fleet-server.service died, restarted 3 times: executable file `lmcache` not found in $PATH"
+    ],
+    "should answer on the host": [
+        "error: request-failed: http://127.0.0.1:8000/v1/completions: [Errno 111] Connection refused",
+        "GET http://127.0.0.1:8090/metrics: [Errno 111] Connection refused",
+        "curl: (7) Failed to connect to localhost port 8000 after 0 ms: Couldn't connect to server",
+        "Could not connect to Valkey at 127.0.0.1:6379: Connection refused",
+        "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host 127.0.0.1:8000 ssl:default [Connect call failed ('127.0.0.1', 8000)]",
+        "[c10d] The client socket has failed to connect to [localhost]:29500 (errno: 111 - Connection refused).",
+        "WARNING LMCache server is unhealthy — entering degraded mode ([Errno 111] Connection refused)",
+        "http://10.0.0.7:8000/v1/models: [Errno 111] Connection refused",
     ],
     "sudo refused": ["sudo: a password is required", "sudo: 1 incorrect password attempt", "Sorry, try again."],
     "no metadata under the name `vllm`": [
@@ -117,12 +144,31 @@ def test_an_example_is_explained_by_its_rule(piece: str, line: str) -> None:
         "file.h: No such file or directory",
         "PackageNotFoundError: No package metadata was found for vllm-ascend",
         "ret is -80201",
+        # Nothing of these says what refused.
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "ssh: connect to host 10.0.0.1 port 22: Connection refused",
+        "redis.exceptions.ConnectionError: Error 111 connecting to 10.0.0.2:6379. Connection refused.",
     ],
 )
 def test_what_no_rule_is_about_is_explained_by_none(line: str) -> None:
     cause, remedy = explain([line])
     assert remedy == ""
     assert not any(cause.startswith(rule["cause"]) for rule in RULES)
+
+
+PIPS_WORDS = """\
+WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after connection broken by 'NewConnectionError('<pip._vendor.urllib3.connection.HTTPConnection object at 0x7f>: Failed to establish a new connection: [Errno 111] Connection refused')': /simple/lmcache/
+ERROR: Could not find a version that satisfies the requirement lmcache==0.5.6 (from versions: VERSIONS)
+ERROR: No matching distribution found for lmcache==0.5.6
+"""
+
+
+@pytest.mark.parametrize(
+    ("versions", "piece"), [("none", "repository can't be reached"), ("0.5.4, 0.5.5", "pins can't be resolved")]
+)
+def test_pip_that_reached_no_index_is_told_from_pip_that_found_nothing(versions: str, piece: str) -> None:
+    cause, _ = explain(PIPS_WORDS.replace("VERSIONS", versions).splitlines())
+    assert piece in cause
 
 
 def test_apts_hash_mismatch_is_one() -> None:
