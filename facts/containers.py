@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 from pyinfra.api import FactBase
+from pyinfra.api.exceptions import FactProcessError
 
 from lmcache_fleet.containers import DEVICE_PATTERNS, DRIVER_FILES, GROUPS, ContainerHost, Image
+from lmcache_fleet.shell import run_program
 
 _TAB = "\t"
 
@@ -60,6 +63,25 @@ class Containers(FactBase[ContainerHost]):
     def default() -> ContainerHost:
         """No engine, and nothing for it."""
         return ContainerHost()
+
+
+class BroughtImages(FactBase[dict[str, dict[str, Any]]]):
+    """Key → state, bytes, and who else has it, of images that we brought to the host.
+
+    + images: key → {engine, names, label}
+    """
+
+    def command(self, images: dict[str, dict[str, Any]]) -> str:
+        """The shell command that reads it."""
+        return run_program("brought_images.py", {"images": images})
+
+    def process(self, output: list[str]) -> dict[str, dict[str, Any]]:
+        """Read the command's output."""
+        try:
+            told: dict[str, dict[str, Any]] = json.loads("\n".join(output))
+            return {key: {name: seen[name] for name in ("state", "size", "by")} for key, seen in told.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FactProcessError(f"what was told of images can't be read: {error}") from error
 
 
 def _image(fields: list[str]) -> Image | None:

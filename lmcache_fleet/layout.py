@@ -81,6 +81,11 @@ class Layout:
         """What came with bundles: files by their hash, and directories of links to them."""
         return f"{self.prefix}/cache/bundle"
 
+    @property
+    def images(self) -> str:
+        """A note of each container image that we brought to the host."""
+        return f"{self.prefix}/images"
+
     def secrets(self, service: str) -> str:
         """Environment file with a service's secrets."""
         return f"{self.prefix}/secrets/{service}.env"

@@ -47,6 +47,8 @@ class HostReport(Plain):
         running: the releases that the running processes were started from.
         evidence: stage → {ok, finished} of the serving release.
         releases: those on disk.
+        images: container images on the host that we brought there.
+        image_bytes: what they hold, layers that they share counted once; None when not measured.
         playbook: the file that says what is wanted; None when a release is asked for instead.
     """
 
@@ -61,6 +63,8 @@ class HostReport(Plain):
     running: tuple[str, ...] = ()
     evidence: dict[str, Any] = field(default_factory=dict)
     releases: tuple[ReleaseBrief, ...] = ()
+    images: int = 0
+    image_bytes: int | None = None
     playbook: str | None = None
 
     @property

@@ -83,6 +83,7 @@ class HostReleases(Plain):
         releases: by name.
         models: directory name → {state, detail}.
         tools: names below `tools/` that are ready for use.
+        images: key → {engine, names, label} of each container image that we brought to the host.
     """
 
     current: str | None = None
@@ -92,6 +93,7 @@ class HostReleases(Plain):
     releases: dict[str, ReleaseState] = field(default_factory=dict)
     models: dict[str, dict[str, str]] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
+    images: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> HostReleases:
@@ -104,6 +106,7 @@ class HostReleases(Plain):
             releases={name: ReleaseState.from_json(name, item) for name, item in data["releases"].items()},
             models=data["models"],
             tools=tuple(data["tools"]),
+            images=data.get("images", {}),
         )
 
     @property

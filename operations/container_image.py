@@ -107,6 +107,7 @@ def image_request(session: Session, plan: HostPlan, step: ContainerImageStep) ->
         "program": program_source("probe_image.py"),
         "probe": expectations(step),
         "run": run,
+        "ledger": session.layout.images,
         "record": release.file(f"records/{image_record(step.name)}.json"),
     }
 

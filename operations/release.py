@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 
+from pyinfra.connectors.util import CommandOutput
+
+from facts.containers import BroughtImages, Containers
 from facts.releases import Releases, ReleaseSizes
+from lmcache_fleet.brought_images import left, needless, removals
 from lmcache_fleet.changes import Change
 from lmcache_fleet.identities import remember_machine_id
 from lmcache_fleet.release import HostReleases, release_spec, revision
-from lmcache_fleet.shell import script, words, write_file
+from lmcache_fleet.shell import program_source, script, words, write_file
 from lmcache_fleet.sizes import readable
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
@@ -70,7 +74,10 @@ def switch(session: Session, plan: HostPlan) -> Commands:
 
 @step_operation
 def retention(session: Session, plan: HostPlan, keep: int) -> Commands:
-    """Only the newest releases stay: the serving one, the one before it, and others up to the number to keep."""
+    """Only the newest releases stay: the serving one, the one before it, and others up to the number to keep.
+
+    Images that we brought to the host go with the last release that names them.
+    """
     if session.executing and plan.system.machine_id:
         # The last step: the host is as wanted, and it is this installation of it that is known from now on.
         remember_machine_id(session.host.name, plan.system.machine_id)
@@ -78,12 +85,32 @@ def retention(session: Session, plan: HostPlan, keep: int) -> Commands:
     # Measured only when something goes: it reads every file's size.
     sizes = session.read(ReleaseSizes, prefix=session.layout.prefix) if doomed else {}
     changes = [Change(f"release {name}", f"frees {readable(sizes.get(name, (0, 0))[1])}", None) for name in doomed]
+    images = needless(plan.releases, doomed, plan.wanted.images.values())
+    seen = session.read(BroughtImages, images=images) if images else {}
+    changes += removals(images, seen)
+    if not session.rehearsing:
+        for line in left(images, seen):
+            session.host.log(line)
     if not session.show(changes):
         session.host.noop("no old releases")
         return
-    paths = [session.layout.release(name).root for name in doomed]
-    yield session.remote(f"rm -rf -- {words(*paths)}")
-    session.forget(Releases)
+    if doomed:
+        paths = [session.layout.release(name).root for name in doomed]
+        yield session.remote(f"rm -rf -- {words(*paths)}")
+    if images:
+        # After the releases: cut off in between, the next run still finds what nothing needs.
+        def told(output: CommandOutput) -> None:
+            after = json.loads(output.stdout_lines[-1])
+            # What was already said before is not said again.
+            for line in left({key: images[key] for key in images if seen[key]["state"] == "ours"}, after):
+                session.host.log(line)
+
+        yield session.remote(
+            words("python3", "-c", program_source("brought_images.py")),
+            stdin=json.dumps({"images": images, "remove": session.layout.images}),
+            then=told,
+        )
+    session.forget(Releases, Containers, BroughtImages)
 
 
 def expendable(host: HostReleases, target: str, keep: int) -> list[str]:

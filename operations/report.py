@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from facts.containers import BroughtImages
 from facts.releases import ReleaseSizes
 from facts.system import System
 from facts.units import Unit, Units
@@ -40,6 +41,7 @@ def standing(session: Session, found: HostReleases, target: str, names: tuple[st
     units = session.read(Units, names=names) if names else {}
     measured = session.recorder is not None and session.recorder.measure
     sizes = session.read(ReleaseSizes, prefix=prefix) if measured else {}
+    images = session.read(BroughtImages, images=found.images) if measured and found.images else {}
     running = [unit.environment.get("LMCACHE_FLEET_RELEASE", "") for unit in units.values() if unit.running]
     return HostReport(
         target=target,
@@ -59,4 +61,6 @@ def standing(session: Session, found: HostReleases, target: str, names: tuple[st
             ReleaseBrief(name, state.sealed, *(sizes.get(name) or (None, None)))
             for name, state in found.releases.items()
         ),
+        images=len(found.images),
+        image_bytes=sum(item["size"] for item in images.values()) if images else None,
     )

@@ -119,11 +119,15 @@ def _evidence(report: HostReport, now: datetime) -> Text:
 
 def _disk(report: HostReport) -> Text:
     sizes = [item.size for item in report.releases if item.size is not None]
-    if not sizes:
-        return Text(f"{len(report.releases)} releases")
-    others = [item.freed or 0 for item in report.releases if item.name not in {report.current, report.target}]
-    text = f"{len(report.releases)} releases, serving {readable(_size(report))}"
-    return Text(text + (f", others hold {readable(sum(others))}" if others else ""))
+    text = f"{len(report.releases)} releases"
+    if sizes:
+        others = [item.freed or 0 for item in report.releases if item.name not in {report.current, report.target}]
+        text += f", serving {readable(_size(report))}"
+        text += f", others hold {readable(sum(others))}" if others else ""
+    if report.images:
+        text += f"; {report.images} images"
+        text += f" of {readable(report.image_bytes)}" if report.image_bytes is not None else ""
+    return Text(text)
 
 
 def _size(report: HostReport) -> int:

@@ -55,6 +55,16 @@ def label(engine, reference, name):
     return (answer([engine, "image", "inspect", "--format", shape, reference]) or "").strip()
 
 
+def note_brought(request, names, label=None):
+    """Write down, before it comes, that an image is on this host for our sake: it goes with the last release of it."""
+    key = hashlib.sha256(("%s %s" % (request["engine"], names[0])).encode()).hexdigest()[:20]
+    os.makedirs(request["ledger"], exist_ok=True)
+    path = os.path.join(request["ledger"], key + ".json")
+    with open(path + ".new", "w", encoding="utf-8") as handle:
+        json.dump({"engine": request["engine"], "names": names, "label": label}, handle)
+    os.replace(path + ".new", path)
+
+
 def pull(request, reference, tries=3):
     """Pull by digest or tag; whether it came."""
     argv = [request["engine"], "pull"]
@@ -94,13 +104,17 @@ def unpack(build, context):
 def make(request, build):
     """Build the image, unless another host's is to be had."""
     engine, reference = request["engine"], request["reference"]
+    names = [reference, build["remote"]] if build["remote"] else [reference]
+    note_brought(request, names, "%s=%s" % (request["label"], build["spec"]))
     if build["remote"] and pull(request, build["remote"], tries=1):
         if label(engine, build["remote"], request["label"]) != build["spec"]:
             raise Failed("%s is not made of what its tag says" % build["remote"])
         call([engine, "tag", build["remote"], reference])
         return
-    if build["base"] and image_id(engine, build["base"]) is None and not pull(request, build["base"]):
-        raise Failed("the base image %s can't be pulled" % build["base"])
+    if build["base"] and image_id(engine, build["base"]) is None:
+        note_brought(request, [build["base"]])
+        if not pull(request, build["base"]):
+            raise Failed("the base image %s can't be pulled" % build["base"])
     os.makedirs(request["builds"], exist_ok=True)
     context = tempfile.mkdtemp(prefix="image-", dir=request["builds"])
     try:
@@ -148,12 +162,15 @@ def main():
     if found is None or stale:
         if build:
             make(request, build)
-        elif not pull(request, reference):
-            raise Failed("%s can't be pulled" % reference)
+        else:
+            note_brought(request, [reference])
+            if not pull(request, reference):
+                raise Failed("%s can't be pulled" % reference)
     identity = image_id(engine, reference)
     if identity is None:
         raise Failed("%s is not in the store of %s after all" % (reference, engine))
-    record = {"reference": reference, "id": identity, "seen": look_inside(request, identity)}
+    base = build["base"] if build else None
+    record = {"reference": reference, "base": base, "id": identity, "seen": look_inside(request, identity)}
     folder = os.path.dirname(request["record"])
     os.makedirs(folder, exist_ok=True)
     with open(request["record"] + ".new", "w", encoding="utf-8") as handle:

@@ -188,6 +188,15 @@ def listed(folder):
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
+def images(folder):
+    found = {}
+    for name in listed(folder):
+        entry = read_json(os.path.join(folder, name)) if name.endswith(".json") else None
+        if isinstance(entry, dict) and entry.get("names"):
+            found[name[: -len(".json")]] = entry
+    return found
+
+
 def main():
     request = json.loads(sys.argv[1])
     prefix = request["prefix"]
@@ -210,6 +219,7 @@ def main():
                     for name in listed(os.path.join(prefix, "models"))
                     if not name.startswith(".")
                 },
+                "images": images(os.path.join(prefix, "images")),
                 "tools": [
                     name
                     for name in listed(os.path.join(prefix, "tools"))

@@ -27,6 +27,7 @@ def test_each_host_has_a_row_with_its_drift_and_failures_follow() -> None:
     recorder.reports["h1"] = HostReport(
         "aaa", current="aaa", service={"x.service": "active"}, running=("aaa",), evidence=proved,
         releases=(ReleaseBrief("aaa", True, 5 * 10**9, 10**9), ReleaseBrief("old", True, 5 * 10**9, 1500 * 10**6)),
+        images=2, image_bytes=31 * 10**9,
     )  # fmt: skip
     recorder.reports["h2"] = HostReport("bbb", current="aaa", service={"x.service": "failed"}, interrupted=True)
     recorder.step("h2", "15 service", [Change("serving release", "aaa", "bbb")])
@@ -38,7 +39,7 @@ def test_each_host_has_a_row_with_its_drift_and_failures_follow() -> None:
     rows = {line.split()[0]: line for line in out.getvalue().splitlines() if line.startswith("h")}
     assert "serving" in rows["h1"]
     assert "offline 1 d online FAILED ?" in rows["h1"]
-    assert "2 releases, serving 5.0 GB, others hold 1.5 GB" in rows["h1"]
+    assert "2 releases, serving 5.0 GB, others hold 1.5 GB; 2 images of 31 GB" in rows["h1"]
     assert "none" in rows["h1"]
     assert "switch cut off" in rows["h2"]
     assert "15 service" in rows["h2"]
