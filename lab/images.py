@@ -161,13 +161,10 @@ def push(target: str, layers: Iterable[bytes], work: Path, env: Mapping[str, str
 
 def layer(files: Files) -> bytes:
     """A layer of files: path → content; the same bytes each time."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, data in sorted(files.items()):
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(data), 0o755 if name.startswith(("bin/", "usr/bin/")) else 0o644
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
+    archive = _Archive()
+    for name, data in sorted(files.items()):
+        archive.file(name, data, 0o755 if name.startswith(("bin/", "usr/bin/")) else 0o644)
+    return archive.content()
 
 
 def base_layer(root: Path, pip: Path) -> bytes:
@@ -183,26 +180,21 @@ def base_layer(root: Path, pip: Path) -> bytes:
     for name in _LIBRARIES:
         wanted += root.glob(f"usr/lib/{triplet}/lib{name}.so*")
     loaders = {"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for link, target in (("bin", "usr/bin"), ("lib", "usr/lib")):
-            info = tarfile.TarInfo(link)
-            info.type, info.linkname = tarfile.SYMTYPE, target
-            archive.addfile(info)
-        for name in ("tmp", "var/tmp"):
-            info = tarfile.TarInfo(name)
-            info.type, info.mode = tarfile.DIRTYPE, 0o1777
-            archive.addfile(info)
-        for path in [*wanted, root / loaders[platform.machine()]]:
-            if path.exists() or path.is_symlink():
-                data = path.resolve().read_bytes() if not path.is_symlink() else _inside(root, path).read_bytes()
-                _add(archive, str(path.relative_to(root)).replace("lib64/", "lib64/"), data)
-        for path in sorted(python.rglob("*")):
-            parts = set(path.parts)
-            if path.is_file() and not parts & {"__pycache__", "test", "idlelib", "EXTERNALLY-MANAGED"}:
-                _add(archive, str(path.relative_to(root)), _inside(root, path).read_bytes())
-        _add_wheel(archive, pip, f"usr/local/lib/{python.name}/dist-packages")
-    return out.getvalue()
+    archive = _Archive()
+    for link, target in (("bin", "usr/bin"), ("lib", "usr/lib")):
+        archive.entry(link, tarfile.SYMTYPE, target=target)
+    for name in ("tmp", "var/tmp"):
+        archive.entry(name, tarfile.DIRTYPE, 0o1777)
+    for path in [*wanted, root / loaders[platform.machine()]]:
+        if path.exists() or path.is_symlink():
+            data = path.resolve().read_bytes() if not path.is_symlink() else _inside(root, path).read_bytes()
+            archive.file(str(path.relative_to(root)), data)
+    for path in sorted(python.rglob("*")):
+        parts = set(path.parts)
+        if path.is_file() and not parts & {"__pycache__", "test", "idlelib", "EXTERNALLY-MANAGED"}:
+            archive.file(str(path.relative_to(root)), _inside(root, path).read_bytes())
+    _add_wheel(archive, pip, f"usr/local/lib/{python.name}/dist-packages")
+    return archive.content()
 
 
 def _inside(root: Path, path: Path) -> Path:
@@ -215,19 +207,47 @@ def _inside(root: Path, path: Path) -> Path:
     raise LabError(f"{path} links in a circle")
 
 
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = len(data), 0o755
-    archive.addfile(info, io.BytesIO(data))
+class _Archive:
+    """A layer's archive in which every directory is named: docker lets nobody but root into one that isn't."""
+
+    def __init__(self) -> None:
+        self._out = io.BytesIO()
+        self._archive = tarfile.TarFile(fileobj=self._out, mode="w", format=tarfile.PAX_FORMAT)
+        self._known = {"."}
+
+    def entry(self, name: str, kind: bytes, mode: int = 0o755, target: str = "") -> None:
+        """A directory or a link."""
+        info = tarfile.TarInfo(name)
+        info.type, info.mode, info.linkname = kind, mode, target
+        self._above(name)
+        self._known.add(name)
+        self._archive.addfile(info)
+
+    def file(self, name: str, data: bytes, mode: int = 0o755) -> None:
+        """A file."""
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = len(data), mode
+        self._above(name)
+        self._archive.addfile(info, io.BytesIO(data))
+
+    def content(self) -> bytes:
+        """The whole archive."""
+        self._archive.close()
+        return self._out.getvalue()
+
+    def _above(self, name: str) -> None:
+        parent = str(Path(name).parent)
+        if parent not in self._known:
+            self.entry(parent, tarfile.DIRTYPE)
 
 
-def _add_wheel(archive: tarfile.TarFile, wheel: Path, site: str) -> None:
+def _add_wheel(archive: _Archive, wheel: Path, site: str) -> None:
     import zipfile
 
     with zipfile.ZipFile(wheel) as packed:
         for name in packed.namelist():
             if not name.endswith("/"):
-                _add(archive, f"{site}/{name}", packed.read(name))
+                archive.file(f"{site}/{name}", packed.read(name))
 
 
 def wheel_layer(wheels: Iterable[Path], minor: str) -> bytes:
@@ -237,11 +257,10 @@ def wheel_layer(wheels: Iterable[Path], minor: str) -> bytes:
         wheels: the files.
         minor: version of the image's Python, such as `3.11`.
     """
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for wheel in wheels:
-            _add_wheel(archive, wheel, f"usr/local/lib/python{minor}/dist-packages")
-    return out.getvalue()
+    archive = _Archive()
+    for wheel in wheels:
+        _add_wheel(archive, wheel, f"usr/local/lib/python{minor}/dist-packages")
+    return archive.content()
 
 
 def python_minor(root: Path) -> str:

@@ -36,9 +36,17 @@ def backend(kernels: str, device: str) -> str:
     )
 
 
-def vllm(version: str) -> dict[str, bytes]:
-    """vLLM, and the platform that knows the lab's cards; to be installed with `VLLM_PLATFORM`."""
-    return dist_files(Dist("vllm", version, "vllm"), "any") | {"lab_cards.py": (SOURCES / "vllm_cards.py").read_bytes()}
+def vllm(version: str, nodes: tuple[list[str], str] | None = None) -> dict[str, bytes]:
+    """vLLM, and the platform that knows the lab's cards; to be installed with `VLLM_PLATFORM`.
+
+    Args:
+        version: its version.
+        nodes: in an image, the cards' nodes: those for all cards, and how a card's own begins.
+    """
+    platform = (SOURCES / "vllm_cards.py").read_text(encoding="utf-8")
+    assert platform.count("\nNODES = None\n") == 1
+    platform = platform.replace("\nNODES = None\n", f"\nNODES = {nodes!r}\n")
+    return dist_files(Dist("vllm", version, "vllm"), "any") | {"lab_cards.py": platform.encode()}
 
 
 def torch(version: str, arch: str) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lab import boot_units
 from lab.ascend.profile import PROFILE_DIR
 from lab.packages import builds
-from lab.packages.wheel import unpacked
+from lab.packages.wheel import unpacked, write_wheel
 
 _HERE = Path(__file__).resolve().parent
 _C10 = b"_ZN3c105ErrorC1ENS_14SourceLocationE"
@@ -202,21 +202,48 @@ def _write_unit(root: Path, host: VendorHost) -> None:
 
 
 def _write_stack(packages: Path, stack: Stack) -> None:
-    values = {"cuda": stack.cuda, "hip": stack.hip, "xpu": stack.xpu}
-    lines = [f"{name}: Optional[str] = {value!r}\n" for name, value in values.items()]
-    text = f"from typing import Optional\n\n__version__ = {stack.torch!r}\ndebug = False\n" + "".join(lines)
-    symbol = _C10 + (_NEW_STRING if stack.cxx11_abi else b"Ss")
-    torch = {"torch/version.py": text.encode(), "torch/lib/libc10.so": b"stand-in\0" + symbol + b"\0"}
-    made = {("torch", stack.torch): (builds.torch(stack.torch, platform.machine()) | torch, "")}
-    if stack.vllm:
-        made["vllm", stack.vllm] = (builds.vllm(stack.vllm), builds.VLLM_PLATFORM)
-    for name, version in stack.distributions.items():
-        module = f"{name.replace('-', '_')}/__init__.py"
-        made[name, version] = ({module: f"__version__ = {version!r}\n".encode()}, "")
     tops = set()
-    for (name, version), (files, entry_points) in made.items():
+    for (name, version), (files, entry_points) in _stack_files(stack).items():
         for path, data in unpacked(name, version, files, entry_points=entry_points).items():
             tops.add(path.partition("/")[0])
             (packages / path).parent.mkdir(parents=True, exist_ok=True)
             (packages / path).write_bytes(data)
     (packages / ".lab-stack.json").write_text(json.dumps(sorted(tops)), encoding="utf-8")
+
+
+def stack_wheels(profile: str, out: Path) -> list[Path]:
+    """The Python stack of a vendor's image as wheels; its vLLM knows the cards by what the container is given.
+
+    Args:
+        profile: of the host that has the same stack beside its own Python.
+        out: where to write them.
+    """
+    host = load(profile)
+    assert host.stack
+    return [
+        write_wheel(out, name, version, files, entry_points=entry_points, summary="Lab stand-in")
+        for (name, version), (files, entry_points) in _stack_files(host.stack, NODES[host.vendor]).items()
+    ]
+
+
+_Files = dict[tuple[str, str], tuple[dict[str, bytes], str]]
+
+
+def _stack_files(stack: Stack, nodes: tuple[list[str], str] | None = None) -> _Files:
+    """Distribution and version → its files and entry points."""
+    values = {"cuda": stack.cuda, "hip": stack.hip, "xpu": stack.xpu}
+    lines = [f"{name}: Optional[str] = {value!r}\n" for name, value in values.items()]
+    text = f"from typing import Optional\n\n__version__ = {stack.torch!r}\ndebug = False\n" + "".join(lines)
+    symbol = _C10 + (_NEW_STRING if stack.cxx11_abi else b"Ss")
+    torch = {
+        "torch/version.py": text.encode(),
+        "torch/_C.py": f"_GLIBCXX_USE_CXX11_ABI = {stack.cxx11_abi}\n".encode(),
+        "torch/lib/libc10.so": b"stand-in\0" + symbol + b"\0",
+    }
+    made: _Files = {("torch", stack.torch): (builds.torch(stack.torch, platform.machine()) | torch, "")}
+    if stack.vllm:
+        made["vllm", stack.vllm] = (builds.vllm(stack.vllm, nodes), builds.VLLM_PLATFORM)
+    for name, version in stack.distributions.items():
+        module = f"{name.replace('-', '_')}/__init__.py"
+        made[name, version] = ({module: f"__version__ = {version!r}\n".encode()}, "")
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -63,7 +64,33 @@ class Systems:
         given = {name: value for name, value in {**self.places, **variables}.items() if name in known}
         fleet = self.fleet("apply" if file else playbook)
         other = ["--data", f"playbook={file}"] if file else []
-        return fleet.run("--limit", host, "-y", "--json", *other, *options, limit=600, env=env, **given)
+        # With --json the host's lines, a diff among them, are not shown.
+        shown = [] if "--diff" in options else ["--json"]
+        # With -y the plan is not worked out before the run.
+        shown += [] if "--dry" in options else ["-y"]
+        return fleet.run("--limit", host, *shown, *other, *options, limit=600, env=env, **given)
+
+
+def refused_without(
+    systems: Systems, host: str, folder: Path, playbook: str, text: str, instead: str, rule: str, **variables: Any
+) -> None:
+    """A playbook in which a text is left out is refused by a rule's name, without a host and on one."""
+    whole = (REPO / f"playbooks/{playbook}.yaml").read_text()
+    assert text in whole
+    # Beside its siblings: the inventory's variables are for any of them.
+    place = shutil.copytree(REPO / "playbooks", folder / "playbooks") / f"{playbook}.yaml"
+    place.write_text(whole.replace(text, instead))
+    command = [str(Path(sys.executable).parent / "lmcache-fleet"), "check", str(place)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    assert f"{rule}: " in checked.stderr
+    fleet = systems.fleet(playbook)
+    before = fleet.listing(host, "/opt /etc")
+    refused = systems.run(playbook, host, file=place, **variables)
+    assert refused.code != 0
+    assert refused.table.split(" | ")[:2] == [host, "requirements"], refused.err
+    assert f"{rule}: " in refused.table
+    assert fleet.listing(host, "/opt /etc") == before
 
 
 def hub_client(cache: Path, out: Path, minor: str) -> Path:
@@ -76,15 +103,10 @@ def hub_client(cache: Path, out: Path, minor: str) -> Path:
 
 
 @contextmanager
-def systems_site(lab: RunningLab, work: Path) -> Iterator[Systems]:
-    """Pages and indexes, served for as long as the block lasts; the hosts' Python stacks can fetch models."""
+def wheel_places(lab: RunningLab, work: Path) -> Iterator[dict[str, Any]]:
+    """Pages and indexes of wheels for the hosts' Python, served for as long as the block lasts, as variables."""
     state = lab.lab.reload()
     minor = third_party.host_python()
-    client = hub_client(lab.lab.paths.cache / "packages", work / "hub-client", minor)
-    for host in state.hosts:
-        if vendors.load(host.profile).stack:
-            for packages in dist_packages(lab.lab.root(host.name)):
-                shutil.copytree(client, packages, dirs_exist_ok=True)
     index = str(state.services["index_url"])
     listed = [
         replace(build, requires=(*build.requires, "huggingface_hub")) if build.name == "transformers" else build
@@ -94,17 +116,25 @@ def systems_site(lab: RunningLab, work: Path) -> Iterator[Systems]:
     listed += [Build("simple", "cufile-python", "0.2.0"), Build("simple", "nvtx", "0.2.14")]
     number = int(minor.partition(".")[2])
     with serve(work / "wheels", state.gateway, number, listed, contents, index) as url:
-        yield Systems(
-            lab,
-            work / "artifacts",
-            {
-                "index_url": f"{url}/simple",
-                "torch_index_url": f"{url}/whl",
-                "releases_url": f"{url}/releases",
-                "lmcache_repo": f"{state.services['git_url']}/LMCache.git",
-                "maca_index_url": f"{url}/maca/simple",
-                "maca_trusted_hosts": [state.gateway],
-                # The lab's Python, where the wheel's own is 3.12 under a newer C library.
-                "wheel_tag": f"cp3{number}-cp3{number}-manylinux_2_28_x86_64",
-            },
-        )
+        yield {
+            "index_url": f"{url}/simple",
+            "torch_index_url": f"{url}/whl",
+            "releases_url": f"{url}/releases",
+            "lmcache_repo": f"{state.services['git_url']}/LMCache.git",
+            "maca_index_url": f"{url}/maca/simple",
+            "maca_trusted_hosts": [state.gateway],
+            # The lab's Python, where the wheel's own is 3.12 under a newer C library.
+            "wheel_tag": f"cp3{number}-cp3{number}-manylinux_2_28_x86_64",
+        }
+
+
+@contextmanager
+def systems_site(lab: RunningLab, work: Path) -> Iterator[Systems]:
+    """Hosts of all vendors whose Python stacks can fetch models, and what their playbooks install from."""
+    client = hub_client(lab.lab.paths.cache / "packages", work / "hub-client", third_party.host_python())
+    for host in lab.lab.reload().hosts:
+        if vendors.load(host.profile).stack:
+            for packages in dist_packages(lab.lab.root(host.name)):
+                shutil.copytree(client, packages, dirs_exist_ok=True)
+    with wheel_places(lab, work) as places:
+        yield Systems(lab, work / "artifacts", places)

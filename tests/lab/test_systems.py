@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,8 @@ from typing import Any
 import pytest
 
 from lab import vendors
-from tests.lab.conftest import REPO, own_lab
-from tests.lab.systems_site import Systems, systems_site
+from tests.lab.conftest import own_lab
+from tests.lab.systems_site import Systems, refused_without, systems_site
 
 PROFILES = {
     "h1": "h100x8",
@@ -167,19 +164,4 @@ FLAGS: list[tuple[Any, ...]] = [
 def test_a_flag_left_out_is_named_without_a_host_and_on_one(
     systems: Systems, tmp_path: Path, playbook: str, host: str, text: str, instead: str, rule: str
 ) -> None:
-    whole = (REPO / f"playbooks/{playbook}.yaml").read_text()
-    assert text in whole
-    # Beside its siblings: the inventory's variables are for any of them.
-    place = shutil.copytree(REPO / "playbooks", tmp_path / "playbooks") / f"{playbook}.yaml"
-    place.write_text(whole.replace(text, instead))
-    command = [str(Path(sys.executable).parent / "lmcache-fleet"), "check", str(place)]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert checked.returncode == 1
-    assert f"{rule}: " in checked.stderr
-    fleet = systems.fleet(playbook)
-    before = fleet.listing(host, "/opt /etc")
-    refused = systems.run(playbook, host, file=place)
-    assert refused.code != 0
-    assert refused.table.split(" | ")[:2] == [host, "requirements"], refused.err
-    assert f"{rule}: " in refused.table
-    assert fleet.listing(host, "/opt /etc") == before
+    refused_without(systems, host, tmp_path, playbook, text, instead, rule)

@@ -1,18 +1,32 @@
 """Stand-in for vLLM's own platforms of NVIDIA, AMD, Intel, Moore Threads and MetaX cards, for simulated hosts."""
 
+import glob
 import json
 import os
 
 HARDWARE = "/etc/lmcache-fleet-lab/vendor.json"
+#: In a vendor's image, which is for its cards alone: nodes for all cards, and how the name of a card's own begins.
+NODES = None
+#: What each card has where nothing tells it, as in a container.
+MEMORY_MB = 65536
 
 
 def hardware():
-    """The host's cards; None where there are none of these vendors."""
+    """The cards that there are; None without any of these vendors."""
     try:
         with open(HARDWARE, encoding="utf-8") as handle:
             return json.load(handle)
     except FileNotFoundError:
+        return inside()
+
+
+def inside():
+    """The cards that a container was given; None without any, or in a build that is for no vendor's image."""
+    if NODES is None:
         return None
+    control, card = NODES
+    cards = sorted(glob.glob(glob.escape(card) + "[0-9]*"))
+    return {"nodes": {"control": control, "cards": cards}, "cards": {"memory_mb": MEMORY_MB}} if cards else None
 
 
 def register():
