@@ -163,7 +163,7 @@ def layer(files: Files) -> bytes:
     """A layer of files: path → content; the same bytes each time."""
     archive = _Archive()
     for name, data in sorted(files.items()):
-        archive.file(name, data, 0o755 if name.startswith(("bin/", "usr/bin/")) else 0o644)
+        archive.file(name, data, 0o755 if "/bin/" in f"/{name}" else 0o644)
     return archive.content()
 
 
