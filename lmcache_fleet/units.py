@@ -19,6 +19,8 @@ from lmcache_fleet.repository import ROOT
 
 VLLM_UNIT = "lmcache-fleet-vllm.service"
 SERVER_UNIT = "lmcache-fleet-server.service"
+#: Every unit that a service step may have, in the order in which they start.
+SERVICE_UNITS = (SERVER_UNIT, VLLM_UNIT)
 LMCACHE_MODULE = "lmcache.cli.main"
 _TEMPLATES = ROOT / "templates"
 

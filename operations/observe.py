@@ -38,7 +38,7 @@ from lmcache_fleet.preflight.observation import (
     UnitSeen,
 )
 from lmcache_fleet.preflight.packages import hub_urls, index_urls
-from lmcache_fleet.units import unit_names
+from lmcache_fleet.units import SERVICE_UNITS, unit_names
 from operations.host_fault import HostFault
 from operations.plan import HostPlan, toolkit_of
 from operations.session import Part, Session
@@ -212,7 +212,8 @@ def _packages(reading: Reading, playbook: Playbook) -> tuple[tuple[str, ...] | N
 
 def _units(reading: Reading, playbook: Playbook) -> dict[str, Unit]:
     services: list[ServiceStep] = playbook.of_kind(ServiceStep)
-    return reading.fact(Units, names=unit_names(services[0])) or {} if services else {}
+    seen = reading.fact(Units, names=SERVICE_UNITS) or {} if services else {}
+    return {name: unit for name, unit in seen.items() if name in unit_names(services[0])}
 
 
 def _unit(unit: Unit) -> UnitSeen:

@@ -45,7 +45,7 @@ from lmcache_fleet.requirement_files import RequirementsFileError, expanded
 from lmcache_fleet.requirements import Observed
 from lmcache_fleet.runtimes import Runtime, minor_of
 from lmcache_fleet.sources import SourceError, SourceTree, make_tree
-from lmcache_fleet.units import unit_names
+from lmcache_fleet.units import SERVICE_UNITS
 from operations.host_fault import HostFault
 from operations.session import Part, Session
 
@@ -302,7 +302,7 @@ def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
         elif isinstance(step, VenvStep):
             parts.append((Interpreters, _interpreters_of(step)))
         elif isinstance(step, ServiceStep):
-            parts.append((Units, {"names": unit_names(step)}))
+            parts.append((Units, {"names": SERVICE_UNITS}))
             if step.secrets:
                 parts.append((SecretFile, {"path": Layout(prefix).secrets("service")}))
             parts.append((Account, {"user": step.user, "groups": tuple(step.groups)}))

@@ -12,7 +12,7 @@ from lmcache_fleet.identities import known_machine_id
 from lmcache_fleet.playbook.model import ServiceStep
 from lmcache_fleet.recording import HostReport, ReleaseBrief
 from lmcache_fleet.release import HostReleases
-from lmcache_fleet.units import unit_names
+from lmcache_fleet.units import SERVICE_UNITS, unit_names
 from operations.plan import HostPlan
 from operations.session import Session
 
@@ -38,7 +38,8 @@ def standing(session: Session, found: HostReleases, target: str, names: tuple[st
         names: its units.
     """
     serving, prefix = found.serving, session.layout.prefix
-    units = session.read(Units, names=names) if names else {}
+    seen = session.read(Units, names=SERVICE_UNITS) if names else {}
+    units = {name: unit for name, unit in seen.items() if name in names}
     measured = session.recorder is not None and session.recorder.measure
     sizes = session.read(ReleaseSizes, prefix=prefix) if measured else {}
     images = session.read(BroughtImages, images=found.images) if measured and found.images else {}

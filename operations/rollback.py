@@ -20,6 +20,7 @@ from lmcache_fleet.layout import Layout
 from lmcache_fleet.problems import InputError
 from lmcache_fleet.release import NoWayBack, rollback_target
 from lmcache_fleet.shell import program_source, words
+from lmcache_fleet.units import SERVICE_UNITS
 from operations.faults import Commands, step_operation
 from operations.host_fault import HostFault
 from operations.report import standing
@@ -81,7 +82,7 @@ def serve(session: Session, wanted: str | None) -> Commands:
     """
     release, record = _chosen(session, wanted)
     found = _found(session)
-    units = session.read(Units, names=tuple(record["units"]))
+    units = session.read(Units, names=SERVICE_UNITS)
     # Secrets are the host's, not the release's: whatever the processes were started with stays.
     started = {unit.environment.get("LMCACHE_FLEET_SECRETS") for unit in units.values() if unit.running}
     changes = unit_changes(record["units"], units, release, next(iter(started), None))

@@ -15,7 +15,7 @@ from lmcache_fleet.layout import STATE_DIRECTORY
 from lmcache_fleet.playbook.model import ServiceStep, VerifyStep
 from lmcache_fleet.release import HostReleases
 from lmcache_fleet.shell import program_source, words
-from lmcache_fleet.units import health_url, render_units, unit_digest, unit_names
+from lmcache_fleet.units import SERVICE_UNITS, health_url, render_units, unit_digest
 from operations.faults import Commands, step_operation
 from operations.host_fault import HostFault
 from operations.plan import HostPlan
@@ -68,13 +68,18 @@ def service(session: Session, plan: HostPlan, step: ServiceStep, sources: dict[s
     control process can't leave it half-way.
     """
     groups = session.read(Account, user=step.user, groups=tuple(step.groups)).present_groups
-    units = session.read(Units, names=unit_names(step))
+    units = session.read(Units, names=SERVICE_UNITS)
     wanted = render_units(step, session.layout, groups, plan.engine)
     target, host = plan.target, plan.releases
     digest = None
     if step.secrets:
         digest = parse_env(_secret_file(plan, step, sources)[0])["LMCACHE_FLEET_SECRETS"]
     changes = unit_changes(wanted, units, target.name, digest)
+    changes += [
+        Change(f"/etc/systemd/system/{name}", "of an earlier release", None, why="nothing wants it any more")
+        for name, unit in units.items()
+        if name not in wanted and unit.text is not None
+    ]
     if host.current != target.name:
         why = _taken_back(host)
         changes.insert(0, Change("serving release", host.current, target.name, why=why, restarts=True))

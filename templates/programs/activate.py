@@ -15,6 +15,8 @@ import urllib.error
 import urllib.request
 
 UNIT_FOLDER = "/etc/systemd/system"
+# Every unit that a release may have, in the order in which they start.
+OURS = ("lmcache-fleet-server.service", "lmcache-fleet-vllm.service")
 TELLING = re.compile(r"error|fatal|not found|no such|cannot|can't|unable|denied|killed", re.IGNORECASE)
 
 
@@ -129,6 +131,25 @@ def restart(request, units):
     return wait_healthy(units, request["health"], request["start_timeout"])
 
 
+def retire(names):
+    """Units that a release doesn't have: stopped, and gone."""
+    if not names:
+        return
+    # What still stands loads its own text first: stopping a unit takes down whatever is loaded as requiring it.
+    systemctl("daemon-reload")
+    for name in reversed(names):
+        systemctl("stop", name)
+        systemctl("disable", "--quiet", name)
+        os.unlink(os.path.join(UNIT_FOLDER, name))
+        say("%s is gone: nothing wants it any more" % name)
+    systemctl("daemon-reload")
+
+
+def there(name):
+    """Whether the host has a unit."""
+    return os.path.exists(os.path.join(UNIT_FOLDER, name))
+
+
 def deaths(units):
     """Those that died by themselves since they were started, with what they said, as lines."""
     told = []
@@ -191,7 +212,7 @@ def main():
     pending = json.loads(read(pending_path) or "null")
     current = os.path.join(prefix, "current")
     before = os.path.basename(os.readlink(current)) if os.path.islink(current) else None
-    before_units = {name: read(os.path.join(UNIT_FOLDER, name)) for name in names}
+    before_units = {name: read(os.path.join(UNIT_FOLDER, name)) for name in OURS if name in names or there(name)}
     if pending:
         # A switch was cut off: what counts as "before" is what served before that one.
         before, before_units = pending["before"], pending["before_units"]
@@ -200,6 +221,7 @@ def main():
     for name, text in units.items():
         put(os.path.join(UNIT_FOLDER, name), text)
     link(prefix, release)
+    retire([name for name in OURS if name not in units and there(name)])
     # The plan was made before the wait for the host's lock: what runs now decides.
     stale = pending or before != release or any(started_from(name) != release for name in names)
     wrong = restart(request, names) if request["restart"] or stale else None
@@ -222,10 +244,14 @@ def main():
         say("error: release %s failed on line and there is no earlier one: the service is stopped" % release)
     else:
         link(prefix, before)
-        for name, text in before_units.items():
-            if text is not None:
-                put(os.path.join(UNIT_FOLDER, name), text)
-        back = restart(request, names)
+        earlier = {name: text for name, text in before_units.items() if text is not None}
+        for name, text in earlier.items():
+            put(os.path.join(UNIT_FOLDER, name), text)
+        retire([name for name in names if name not in earlier])
+        # It is asked where it answers: a port may be what differs.
+        record = json.loads(read(os.path.join(prefix, "releases", before, "service.json")) or "{}")
+        back = restart({**request, **record}, list(earlier))
+        systemctl("enable", "--quiet", *earlier)
         say(
             "error: release %s failed on line; back on %s%s"
             % (release, before, "" if back is None else ", which failed too: " + back)

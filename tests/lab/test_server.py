@@ -148,17 +148,40 @@ def test_a_server_that_keeps_nothing_is_refused_and_the_old_one_serves_on(server
     assert (server.fleet.serving(HOST), server.pid) == (serving, pid)
 
 
-def test_a_port_that_is_taken_fails_on_line_and_the_old_release_serves_again(server: Server) -> None:
+LEFT = "lmcache-fleet-vllm.service"
+LEFT_TEXT = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+
+
+def test_a_port_that_is_taken_fails_on_line_and_what_served_before_serves_again(server: Server) -> None:
     serving = server.fleet.serving(HOST)
+    # What an earlier release of another playbook ran is a part of it.
+    server.root(f"printf '{LEFT_TEXT}' > /etc/systemd/system/{LEFT}; systemctl enable --quiet --now {LEFT}")
     server.root("systemd-run --quiet --unit taken python3 -m http.server --bind 127.0.0.1 7777")
     try:
-        result = server.run("-y", port=7777)
+        # The HTTP side moves too: whether the old release is back is asked where the old one answers.
+        result = server.run("-y", port=7777, http_port=7778)
     finally:
         server.root("systemctl stop taken")
     assert result.code != 0
     assert f"back on {serving}" in result.err
+    assert "which failed too" not in result.err
     assert server.fleet.serving(HOST) == serving
     assert server.listens(PORT) == {"127.0.0.1"}
+    assert server.root(f"systemctl is-active {LEFT}; systemctl is-enabled {LEFT}").split() == ["active", "enabled"]
+
+
+def test_a_unit_that_nothing_wants_any_more_is_told_and_goes_without_a_restart(server: Server) -> None:
+    before = server.pid
+    planned = server.run("--dry", "--diff")
+    assert any(LEFT in line and "nothing wants it any more" in line for line in planned.diff[HOST]), planned.err
+    result = server.run("-y", "--json")
+    assert result.code == 0, result.err
+    assert server.pid == before
+    assert server.root(f"systemctl is-active {LEFT} || true") == "inactive"
+    left = server.root(f"find /etc/systemd -name {LEFT}")
+    assert left == ""
+    again = server.run("--dry", "--json")
+    assert again.planned == set(), again.err
 
 
 @pytest.mark.parametrize(
