@@ -66,8 +66,9 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path 
     # Popen would wait for a process that is gone already.
     process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.monotonic() - began
-    ends = [*(at for _, at in begun[1:]), began + wall]
-    steps = tuple((name, end - at) for (name, at), end in zip(begun, ends, strict=True))
+    ends = [at for _, at in begun[1:]] + [began + wall]
+    # Commands that aren't pyinfra's have no steps.
+    steps = tuple((name, end - at) for (name, at), end in zip(begun, ends, strict=False))
     cpu, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
     return Cost(wall, cpu, peak, process.returncode, "".join(lines), steps)
 

@@ -77,6 +77,7 @@ print("--> Starting operation: 02 env", flush=True)"""
     assert [name for name, _ in cost.steps] == ["01 apt", "02 env"]
     assert 0.3 <= cost.steps[0][1] <= cost.wall_s
     assert "[h1] Success" in cost.output
+    assert measured([sys.executable, "-c", "pass"]).steps == ()
 
 
 def test_what_the_pages_quote_is_what_was_measured(tmp_path: Path) -> None:
