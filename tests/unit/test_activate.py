@@ -55,19 +55,21 @@ def health() -> Iterator[str]:
     server.server_close()
 
 
-def activate(folder: Path, health: str, server: list[str], runner: str) -> tuple[int, list[str]]:
+def activate(
+    folder: Path, health: str, server: list[str], runner: str, wanted: tuple[str, ...] = (SERVER, ENGINE)
+) -> tuple[int, list[str]]:
     """Exit status and lines of a switch, with the states that the server goes through."""
     for name, text in (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     units, prefix = folder / "units", folder / "prefix"
-    units.mkdir()
+    units.mkdir(exist_ok=True)
     (prefix / "releases/r").mkdir(parents=True)
     (folder / SERVER).write_text("\n".join(server) + "\n")
     (folder / ENGINE).write_text("active 0\n")
     program = program_source("activate.py").replace("/etc/systemd/system", str(units))
     request = {
-        "prefix": str(prefix), "release": "r", "units": {SERVER: "", ENGINE: ""}, "restart": True, "health": health,
+        "prefix": str(prefix), "release": "r", "units": dict.fromkeys(wanted, ""), "restart": True, "health": health,
         "start_timeout": 5, "runner": runner, "verify": {"any": "thing"},
     }  # fmt: skip
     env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "STATES": str(folder)}
@@ -98,3 +100,37 @@ def test_who_died_while_the_proof_went_on_is_named_with_its_words(tmp_path: Path
     assert f"{SERVER} died, restarted 2 times: Error: no such file: lmcache" in cause
     assert "journalctl" in remedy
     assert "index" not in cause
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """Where units are, of a host that serves a release with an engine and a server."""
+    (tmp_path / "prefix/releases/old").mkdir(parents=True)
+    (tmp_path / "prefix/current").symlink_to("releases/old")
+    (tmp_path / "units").mkdir()
+    for name in (SERVER, ENGINE):
+        (tmp_path / "units" / name).write_text(f"[Unit]\nDescription=old {name}\n")
+    return tmp_path / "units"
+
+
+def test_a_unit_that_a_release_has_no_more_goes_with_the_switch(tmp_path: Path, served: Path, health: str) -> None:
+    code, said = activate(tmp_path, health, ["active 0"], "pass", (ENGINE,))
+    assert (code, said[-1]) == (0, "serving r")
+    assert f"{SERVER} is gone: nothing wants it any more" in said
+    assert [path.name for path in served.iterdir()] == [ENGINE]
+
+
+def test_it_comes_back_with_the_release_before_when_the_proof_fails(tmp_path: Path, served: Path, health: str) -> None:
+    before = {path.name: path.read_text() for path in served.iterdir()}
+    code, said = activate(tmp_path, health, ["active 0"], "raise SystemExit('no cache hit')", (ENGINE,))
+    assert code == 1
+    assert said[-1] == "error: release r failed on line; back on old"
+    assert {path.name: path.read_text() for path in served.iterdir()} == before
+    assert str((tmp_path / "prefix/current").readlink()) == "releases/old"
+
+
+def test_a_unit_that_came_with_a_failed_release_goes_again(tmp_path: Path, served: Path, health: str) -> None:
+    (served / SERVER).unlink()
+    code, _ = activate(tmp_path, health, ["active 0"], "raise SystemExit('no cache hit')")
+    assert code == 1
+    assert [path.name for path in served.iterdir()] == [ENGINE]
