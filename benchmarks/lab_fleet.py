@@ -54,9 +54,9 @@ class Bench:
         found: list[tuple[str, Mapping[str, Any]]] = runpy.run_path(str(ROOT / "inventories" / "lab.py"))["lab"]
         return found[:count]
 
-    def peers(self, count: int) -> list[Peer]:
-        """All peers, for the first hosts."""
-        return peers(self.inventory(count), self.environment, self.work)
+    def peer(self, name: str, count: int) -> Peer:
+        """One peer, for the first hosts."""
+        return next(item for item in peers(self.inventory(count), self.environment, self.work) if item.name == name)
 
     def call(self, argv: Sequence[str], peer: Peer) -> Cost:
         """One run of a peer."""
@@ -68,7 +68,7 @@ class Bench:
             return
         self.say("lmcache-fleet: one blank host, for the artifact store")
         self.fresh(1)
-        (ours,) = [peer for peer in self.peers(1) if peer.name == NAMES[0]]
+        ours = self.peer(NAMES[0], 1)
         _one(self.call(ours.run, ours))
 
     def floor(self, count: int) -> Cost:
@@ -118,7 +118,7 @@ def end_states(bench: Bench, count: int, times: int, *, quick: bool = False) -> 
     for name in ("ansible", "stock pyinfra", "lmcache-fleet") if quick else NAMES:
         bench.say(f"{name}: {count} blank hosts")
         bench.fresh(count)
-        peer = next(item for item in bench.peers(count) if item.name == name)
+        peer = bench.peer(name, count)
         found: dict[str, Any] = {"first_converge": _one(bench.call(peer.run, peer))}
         bench.say(f"{name}: converged in {found['first_converge']['wall_s']:.0f} s; again, {times} times")
         found["converged"] = median_of(times, lambda: bench.call(peer.run, peer))  # noqa: B023 - called at once
@@ -138,7 +138,7 @@ def warm_store(bench: Bench, count: int) -> dict[str, Any]:
     """Blank hosts again, with the artifact store of the first time; then one of them reimaged."""
     bench.fill_store()
     bench.fresh(count)
-    (ours,) = [peer for peer in bench.peers(count) if peer.name == "lmcache-fleet"]
+    ours = bench.peer(NAMES[0], count)
     bench.say("lmcache-fleet: blank hosts, warm store")
     cost = bench.call(ours.run, ours)
     found = {"first_converge_warm_store": _one(cost)}
@@ -154,7 +154,7 @@ def host_counts(bench: Bench, counts: Sequence[int], times: int) -> dict[str, An
     found: dict[str, Any] = {}
     bench.fresh(max(counts))
     for count in counts:
-        (ours,) = [peer for peer in bench.peers(count) if peer.name == "lmcache-fleet"]
+        ours = bench.peer(NAMES[0], count)
         first = bench.call(ours.run, ours)
         if first.status:
             raise RuntimeError(first.output[-4000:])

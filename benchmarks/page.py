@@ -132,10 +132,10 @@ class Goal:
 
     Args:
         what: what is compared.
-        least: the measured figure must be at least this; None for goals with an upper end.
-        most: the measured figure must be at most this; None likewise.
         measured: the figure.
         unit: after the figures.
+        least: the measured figure must be at least this; None for goals with an upper end.
+        most: the measured figure must be at most this; None likewise.
     """
 
     what: str

@@ -24,6 +24,7 @@ from lmcache_fleet.playbook.model import (
     VenvStep,
     VerifyStep,
     VersionCondition,
+    parsed_requirement,
 )
 from lmcache_fleet.requirements import Observed
 
@@ -163,7 +164,7 @@ class PlaybookCondition(StrictModel):
         installer = venvs[0].installer if venvs else "uv"
         calls = [(step, installer) for step in playbook.of_kind(PackagesStep)]
         calls += [(call, "pip") for image in images for call in image.install]
-        installed = {canonicalize_name(Requirement(text).name) for step, _ in calls for text in step.wanted}
+        installed = {canonicalize_name(parsed_requirement(text).name) for step, _ in calls for text in step.wanted}
         installed |= {canonicalize_name(step.package) for step in playbook.of_kind(NativeBuildStep)}
         accelerator = playbook.requires.accelerator
         devices = [str(device) for step in verifies if (device := (step.options.get("expect") or {}).get("device"))]
@@ -201,7 +202,7 @@ def _stack_is_asked_for(playbook: Playbook, images: Iterable[ContainerImageStep]
 
 def _wanted(step: PackagesStep, name: str) -> Requirement | None:
     for text in step.wanted:
-        requirement = Requirement(text)
+        requirement = parsed_requirement(text)
         if canonicalize_name(requirement.name) == name:
             return requirement
     return None
