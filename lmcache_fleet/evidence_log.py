@@ -238,6 +238,7 @@ FAULTS = (
         re.compile(
             r"EngineDeadError|EngineCore encountered (a fatal error|an issue)|Engine core initialization failed"
             r"|EngineCore failed to start|died unexpectedly|WorkerProc (failed|hit an exception)"
+            r"|(Scheduler|DetokenizerManager|TokenizerManager) hit an exception|Received sigquit from a child process"
         ),
         "the engine died",
         "an error in the engine core or a worker; the lines before say which",
@@ -279,7 +280,8 @@ GENERIC_FAULTS = frozenset({"traceback", "log-error"})
 
 _STORED = re.compile(r"Stored (\d+) (?:out of total (\d+) )?tokens")
 _RETRIEVED = re.compile(r"Retrieved (\d+) (?:out of (\d+)(?: required)?(?: out of total \d+)? )?tokens")
-_CONNECTOR = re.compile(r"Creating v1 connector with name: (\S+)")
+# vLLM names the connector that it makes; SGLang's tells by itself that it is there.
+_CONNECTOR = re.compile(r"Creating v1 connector with name: (\S+)|\b(\w*LMCacheMP\w*Connector) initialized")
 # LMCache ends each line with (file:line:module). The echo of the command line names the module too, and proves nothing.
 _ORIGIN = re.compile(r"\(\w+\.py:\d+:([\w.]+)\)\s*$")
 _CONNECTOR_MODULE = re.compile(r"\.integration\.|connector[^.]*$")
@@ -346,7 +348,7 @@ def _read_figures(line: str, facts: LogFacts) -> None:
         facts.retrieves += 1
         facts.proof.append(line[:MAX_LINE])
     elif found := _CONNECTOR.search(line):
-        facts.connector_class = found[1]
+        facts.connector_class = found[1] or found[2]
         facts.proof.append(line[:MAX_LINE])
     elif _ALSO_PROOF.search(line):
         facts.proof.append(line[:MAX_LINE])

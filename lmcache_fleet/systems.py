@@ -35,8 +35,9 @@ _MIDDLE = """\
 *real uv and pip, stand-in wheels*: `tests/real/test_channels.py` runs the installers with the playbook's own flags
 against a small index and release pages whose wheels have the real names, versions and requirements; it shows which
 wheel is taken with the flags, and which wrong one without each. *real, from the package index*: installed from there
-and used. *lab hardware*: `tests/lab/test_systems.py` (images: `tests/lab/test_containers.py`; an LMCache server without
-an engine, and so without cards: `tests/lab/test_server.py`) converges a booted host
+and used. *lab hardware*: `tests/lab/test_systems.py` (images: `tests/lab/test_containers.py`,
+`test_sglang_image.py` and `test_server_image.py`; an LMCache server without an engine, and so without cards:
+`test_server.py`) converges a booted host
 with stand-in cards, vLLM and wheels to evidence of a cache hit, runs again without a change, and has twins that are
 refused: a host that doesn't fit, a flag left out. *unit tests*: the playbook is valid, its flags are those of the
 guide, and its rules fire; nothing was installed. Nothing on this page has run on a real accelerator.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lmcache_fleet.containers import ContainerCommand, start_script
@@ -18,9 +19,14 @@ from lmcache_fleet.playbook.model import LOOPBACK, Connector, MpServer, ServiceS
 from lmcache_fleet.repository import ROOT
 
 VLLM_UNIT = "lmcache-fleet-vllm.service"
+SGLANG_UNIT = "lmcache-fleet-sglang.service"
 SERVER_UNIT = "lmcache-fleet-server.service"
 #: Every unit that a service step may have, in the order in which they start.
-SERVICE_UNITS = (SERVER_UNIT, VLLM_UNIT)
+SERVICE_UNITS = (SERVER_UNIT, VLLM_UNIT, SGLANG_UNIT)
+ENGINE_UNITS = {"vllm": VLLM_UNIT, "sglang": SGLANG_UNIT}
+_ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+#: What tells SGLang's connector where the LMCache server is, below a release.
+SGLANG_CONFIG = "env/sglang-lmcache.yaml"
 LMCACHE_MODULE = "lmcache.cli.main"
 _TEMPLATES = ROOT / "templates"
 
@@ -40,7 +46,7 @@ def template_environment() -> Environment:
 
 def unit_names(service: ServiceStep) -> tuple[str, ...]:
     """The units of a service step, in the order in which they start; the last is the one that is asked."""
-    return ((SERVER_UNIT,) if service.server else ()) + ((VLLM_UNIT,) if service.has_engine else ())
+    return ((SERVER_UNIT,) if service.server else ()) + ((ENGINE_UNITS[service.engine],) if service.has_engine else ())
 
 
 def health_url(service: ServiceStep) -> str:
@@ -72,6 +78,7 @@ def render_units(
     values = {
         "service": service,
         "engine": engine,
+        "title": _ENGINE_TITLES[service.engine],
         "current": layout.current,
         "groups": groups,
         "server_unit": SERVER_UNIT,
@@ -79,7 +86,7 @@ def render_units(
     }
     units = {}
     for name in unit_names(service):
-        template = "units/server.service.j2" if name == SERVER_UNIT else "units/vllm.service.j2"
+        template = "units/server.service.j2" if name == SERVER_UNIT else "units/engine.service.j2"
         units[name] = render_unit(template, {**values, "container": container_name(name)})
     return units
 
@@ -139,6 +146,28 @@ def vllm_argv(service: ServiceStep, connector: Connector, model: str, release: R
     return argv + list(service.args)
 
 
+def sglang_argv(service: ServiceStep, model: str, release: ReleaseLayout) -> list[str]:
+    """SGLang's command, with the counters by which its cached tokens are told apart."""
+    argv = [release.python, "-m", "sglang.launch_server", "--model-path", model]
+    argv += ["--served-model-name", service.served_name, "--host", service.host, "--port", str(service.port)]
+    argv += ["--enable-lmcache", "--lmcache-config-file", release.file(SGLANG_CONFIG)]
+    return [*argv, "--enable-metrics", "--enable-cache-report", *service.args]
+
+
+def engine_argv(service: ServiceStep, model: str, release: ReleaseLayout) -> list[str]:
+    """The engine's command."""
+    if service.connector:
+        return vllm_argv(service, service.connector, model, release)
+    return sglang_argv(service, model, release)
+
+
+def _engine_texts(service: ServiceStep) -> dict[str, str]:
+    """What the engine reads beside its command line: path below the release → text."""
+    if service.engine != "sglang" or service.server is None:
+        return {}
+    return {SGLANG_CONFIG: yaml.safe_dump({"mp_host": service.server.host, "mp_port": service.server.port})}
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceFiles:
     """What a release holds for its service.
@@ -188,7 +217,7 @@ def service_files(
 
     Args:
         service: the step.
-        model: directory of the weights; empty without vLLM.
+        model: directory of the weights; empty without an engine.
         release: paths of the release.
         name: the release's name, which the running process carries in its environment.
         config: path of LMCache's configuration file; None without one.
@@ -198,8 +227,9 @@ def service_files(
         return _container_files(service, model, release, name, config, container)
     path = f"{release.venv}/bin"
     texts = {"env/service.env": render_env(service_environment(service, name, config))}
-    if service.connector:
-        texts["bin/vllm"] = _start_script(vllm_argv(service, service.connector, model, release), path)
+    if service.has_engine:
+        texts |= _engine_texts(service)
+        texts[f"bin/{service.engine}"] = _start_script(engine_argv(service, model, release), path)
     if service.server:
         texts["bin/lmcache-server"] = _start_script(server_argv(service.server, release), path)
     return ServiceFiles(texts, frozenset(text for text in texts if text.startswith("bin/")))
@@ -211,9 +241,11 @@ def _container_files(
     variables = service_environment(service, name, config, container.variables)
     inside = [*variables, *service.secrets, "HOME"]
     texts = {"env/service.env": render_env(variables)}
-    if service.connector:
-        vllm = [container.python, *vllm_argv(service, service.connector, model, release)[1:]]
-        texts["bin/vllm"] = start_script(container, container_name(VLLM_UNIT), inside, vllm)
+    if service.has_engine:
+        texts |= _engine_texts(service)
+        engine = [container.python, *engine_argv(service, model, release)[1:]]
+        unit = ENGINE_UNITS[service.engine]
+        texts[f"bin/{service.engine}"] = start_script(container, container_name(unit), inside, engine)
     if service.server:
         # The module, since an image need not have the command on its PATH.
         server = [container.python, "-m", LMCACHE_MODULE, *server_argv(service.server, release)[1:]]

@@ -17,9 +17,9 @@ from lmcache_fleet.repository import ROOT
 from lmcache_fleet.shell import program_source, words
 from lmcache_fleet.store import evidence_path, save_evidence
 from lmcache_fleet.units import (
+    ENGINE_UNITS,
     LMCACHE_MODULE,
     SERVER_UNIT,
-    VLLM_UNIT,
     connector_config,
     container_name,
     server_url,
@@ -88,25 +88,29 @@ def _settings(plan: HostPlan, step: VerifyStep, service: ServiceStep) -> dict[st
         "mode": step.mode,
         "limits": {"total_s": max(60, step.timeout - 30)},
     }
-    if service.connector is None:
+    if not service.has_engine:
         return {**config, **_server_settings(plan, step, service)}
     config["model"] = plan.wanted.model_directory(service.model)
-    config["connector"] = connector_config(service.connector)
+    if service.connector:
+        config["connector"] = connector_config(service.connector)
+    else:
+        config["engine"] = {"kind": service.engine}
     lmcache = plan.playbook.of_kind(LmcacheConfigStep)
     if service.server:
         config["chunk_size"] = service.server.chunk_size
     elif lmcache:
         config["chunk_size"] = lmcache[0].settings.get("chunk_size", 256)
     if step.mode == "mp" and service.server:
-        config["engine"] = {"args": list(service.args)}
+        config["engine"] = {**config.get("engine", {}), "args": list(service.args)}
         config["server"] = {"l1_size_gb": service.server.l1_size_gb, "transfer_mode": service.server.transfer_mode}
     if step.mode == "service":
+        unit = ENGINE_UNITS[service.engine]
         config["model"] = service.served_name
         config["service"] = {
             "url": f"http://127.0.0.1:{service.port}",
             # A second tier is written after the answer went out; a restart at once would cut that off.
-            "restart_command": ["sh", "-c", f"sleep {_SETTLE} && systemctl restart {VLLM_UNIT}"],
-            **_running(VLLM_UNIT),
+            "restart_command": ["sh", "-c", f"sleep {_SETTLE} && systemctl restart {unit}"],
+            **_running(unit),
         }
         if service.server:
             config["service"]["lmcache_metrics_urls"] = [f"{server_url(service.server)}/metrics"]

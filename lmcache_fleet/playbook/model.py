@@ -502,10 +502,16 @@ class MpServer(StrictModel):
 
 
 class ServiceStep(StepBase):
-    """systemd units: vLLM with the connector, and the LMCache server in MP mode; or an LMCache server without vLLM."""
+    """systemd units: vLLM with the connector or SGLang, and the LMCache server in MP mode; or that server alone."""
 
     kind: Literal["service"] = "service"
-    model: PlainName | None = Field(default=None, description="name of the model step; what vLLM serves")
+    engine: Literal["vllm", "sglang"] = Field(
+        default="vllm",
+        # Left out where it says nothing, so that it makes no other digest of the releases that were there before it.
+        exclude_if=lambda value: value == "vllm",
+        description="what serves the model. SGLang brings its own connector, and needs a `server` beside it",
+    )
+    model: PlainName | None = Field(default=None, description="name of the model step; what the engine serves")
     served_name: Argument = "default"
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
@@ -513,7 +519,7 @@ class ServiceStep(StepBase):
         default=None, description="vLLM's; without it and without `model` only the `server` runs, for engines elsewhere"
     )
     server: MpServer | None = None
-    args: list[EnvValue] = Field(default=[], description="of vLLM")
+    args: list[EnvValue] = Field(default=[], description="of the engine")
     env: Environment = {}
     secrets: list[PlainName] = Field(default=[], description="names of inventory secrets put into the environment")
     user: PlainName = "lmcache"
@@ -525,6 +531,9 @@ class ServiceStep(StepBase):
 
     @model_validator(mode="after")
     def _something_runs(self) -> ServiceStep:
+        if self.engine == "sglang":
+            self._fits_sglang()
+            return self
         if (self.model is None) != (self.connector is None):
             given, lacking = ("connector", "model") if self.model is None else ("model", "connector")
             raise ValueError(f"vLLM needs both: `{given}` is given and `{lacking}` is not")
@@ -540,10 +549,17 @@ class ServiceStep(StepBase):
             )
         return self
 
+    def _fits_sglang(self) -> None:
+        if self.connector is not None:
+            raise ValueError("`connector` is of vLLM: SGLang brings its own, and is told of `server` by a file")
+        lacking = [name for name in ("model", "server") if getattr(self, name) is None]
+        if lacking:
+            raise ValueError(f"SGLang needs `model` and `server`: `{'` and `'.join(lacking)}` is not given")
+
     @property
     def has_engine(self) -> bool:
-        """Whether vLLM runs, rather than an LMCache server alone."""
-        return self.connector is not None
+        """Whether vLLM or SGLang runs, rather than an LMCache server alone."""
+        return self.model is not None
 
     @property
     def uses_server(self) -> bool:
@@ -749,9 +765,12 @@ def _expect_fitting_proofs(steps: Iterable[StepBase], service: ServiceStep | Non
         if step.mode == "server" and (step.stage == "online" or service.has_engine):
             raise ValueError(
                 "`mode: server` proves an LMCache server alone, off-line: give it `mode: service` when on-line, and "
-                "`mode: mp` or `mode: inprocess` where vLLM runs"
+                "`mode: mp` or `mode: inprocess` where an engine runs"
             )
         if step.mode != "server" and not service.has_engine:
             raise ValueError(
-                f"`mode: {step.mode}` proves vLLM, and the service is an LMCache server alone: give it `mode: server`"
+                f"`mode: {step.mode}` proves an engine, and the service is an LMCache server alone: give it "
+                "`mode: server`"
             )
+        if step.mode == "inprocess" and service.engine == "sglang":
+            raise ValueError("`mode: inprocess` proves vLLM's own connector: SGLang is proved by `mode: mp`")

@@ -52,7 +52,8 @@ def _controller(subject: Subject) -> Iterator[Values]:
 def _exposed(subject: Subject) -> Iterator[Values]:
     service = subject.service
     if service and service.host not in _LOOPBACK and subject.argument("--api-key") is None:
-        if "VLLM_API_KEY" not in service.secrets:
+        # SGLang takes a key by its command line alone.
+        if service.engine != "vllm" or "VLLM_API_KEY" not in service.secrets:
             yield {"host": service.host, "port": service.port}
 
 

@@ -16,7 +16,7 @@ import urllib.request
 
 UNIT_FOLDER = "/etc/systemd/system"
 # Every unit that a release may have, in the order in which they start.
-OURS = ("lmcache-fleet-server.service", "lmcache-fleet-vllm.service")
+OURS = ("lmcache-fleet-server.service", "lmcache-fleet-vllm.service", "lmcache-fleet-sglang.service")
 TELLING = re.compile(r"error|fatal|not found|no such|cannot|can't|unable|denied|killed", re.IGNORECASE)
 
 

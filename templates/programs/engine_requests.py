@@ -1,4 +1,4 @@
-"""Print how many requests vLLM works on or has waiting, as JSON; `null` when no engine listens. Python 3.6 or later."""
+"""Print how many requests vLLM or SGLang works on or has waiting, as JSON; `null` when no engine listens. Python 3.6 or later."""
 
 import json
 import re
@@ -6,7 +6,10 @@ import sys
 import urllib.error
 import urllib.request
 
-_LINE = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{.*\})?\s+([0-9.eE+]+)\s*$", re.MULTILINE)
+_LINE = re.compile(
+    r"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs)(?:\{.*\})?\s+([0-9.eE+]+)\s*$",
+    re.MULTILINE,
+)
 
 
 def main():
@@ -23,7 +26,7 @@ def main():
         return 1
     counts = _LINE.findall(text)
     if not counts:
-        print("error: %s has no vllm:num_requests_running" % url, file=sys.stderr)
+        print("error: %s has neither vllm:num_requests_running nor sglang:num_running_reqs" % url, file=sys.stderr)
         return 1
     print(json.dumps(int(sum(float(count) for count in counts))))
     return 0

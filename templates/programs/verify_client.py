@@ -11,16 +11,23 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-#: Metric names, first that exists wins.
-EXTERNAL_HITS = ("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_hits")
-LOCAL_HITS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits")
-PROMPT_TOKENS = ("vllm:prompt_tokens_total", "vllm:prompt_tokens")
+#: Metric names, first that exists wins. Those in brackets are made here of SGLang's one counter and its labels.
+EXTERNAL_HITS = (
+    "vllm:external_prefix_cache_hits_total",
+    "vllm:external_prefix_cache_hits",
+    "sglang:cached_tokens_total[external]",
+)
+LOCAL_HITS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "sglang:cached_tokens_total[device]")
+PROMPT_TOKENS = ("vllm:prompt_tokens_total", "vllm:prompt_tokens", "sglang:prompt_tokens_total")
 STORED_CHUNKS = ("lmcache_mp_l1_write_chunks_total",)
 READ_CHUNKS = ("lmcache_mp_l1_read_chunks_total",)
 SHARED_CHUNKS = ("lmcache_mp_l2_store_completed_objects_chunks_total",)
 SHARED_HITS = ("lmcache_mp_lookup_hit_l2_tokens_total",)
 STORED_TOKENS = ("lmcache:num_stored_tokens_total", "lmcache:num_stored_tokens")
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})?\s+(\S+)")
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_CACHED, _SOURCE = "sglang:cached_tokens_total", re.compile(r'\bcache_source="(\w+)"')
+#: Requests that empty an engine's own prefix cache.
+RESET = {"vllm": "/reset_prefix_cache", "sglang": "/flush_cache"}
 
 
 class RequestFailed(Exception):
@@ -96,14 +103,23 @@ def metrics(urls: Iterable[str], headers: Mapping[str, str] | None = None) -> di
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Sum of every metric over its labels, from the Prometheus text format."""
+    """Sum of every metric over its labels, from the Prometheus text format; SGLang's cached tokens also by source."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         if (match := _SAMPLE.match(line)) is not None:
             try:
-                found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+                value = float(match[3])
             except ValueError:
                 continue
+            found[match[1]] = found.get(match[1], 0.0) + value
+            if match[1] == _CACHED and (source := _SOURCE.search(match[2] or "")):
+                # Its own radix cache is on the device; LMCache excludes any other tier outside of it.
+                name = f"{_CACHED}[{'device' if source[1] == 'device' else 'external'}]"
+                found[name] = found.get(name, 0.0) + value
+    if "sglang:prompt_tokens_total" in found:
+        # A counter with labels shows from its first token on.
+        for source_name in ("device", "external"):
+            found.setdefault(f"{_CACHED}[{source_name}]", 0.0)
     return found
 
 
@@ -112,8 +128,16 @@ def metric(values: Mapping[str, float], names: Sequence[str]) -> int | None:
     return next((int(values[name]) for name in names if name in values), None)
 
 
-def reset_prefix_cache(url: str, timeout: float, headers: Mapping[str, str] | None = None) -> bool | None:
+def reset_prefix_cache(
+    url: str, timeout: float, headers: Mapping[str, str] | None = None, engine: str = "vllm"
+) -> bool | None:
     """Empty the engine's own prefix cache.
+
+    Args:
+        url: base URL of the engine.
+        timeout: seconds.
+        headers: for the request.
+        engine: which engine it is, a key of `RESET`.
 
     Returns:
         True when done, False when the engine could not just now, None when it has no such request.
@@ -121,13 +145,13 @@ def reset_prefix_cache(url: str, timeout: float, headers: Mapping[str, str] | No
     Raises:
         RequestFailed: no answer.
     """
-    status, text = call("POST", f"{url}/reset_prefix_cache", timeout, headers)
+    status, text = call("POST", f"{url}{RESET[engine]}", timeout, headers)
     if status in (404, 405, 501):
         return None
     if status != 200:
         return False
     try:
-        # Older engines answer 200 with nothing.
+        # Older engines answer 200 with nothing, SGLang with a sentence.
         return bool(json.loads(text).get("success", True)) if text.strip() else True
     except (ValueError, AttributeError):
         return True

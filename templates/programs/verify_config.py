@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+ENGINES = ("vllm", "sglang")
 MODES = ("mp", "inprocess", "server", "service")
 
 
@@ -66,7 +67,9 @@ class Engine:
     """The engine as a child process.
 
     Args:
-        command: replaces `python -m vllm.entrypoints.openai.api_server`; the program's own options are appended (mp).
+        kind: `vllm` or `sglang` (mp, service).
+        command: replaces `python -m vllm.entrypoints.openai.api_server` or `python -m sglang.launch_server`; the
+            program's own options are appended (mp).
         args: further options (mp).
         env: environment on top of the common one.
         port: HTTP port on loopback; 0 picks a free one (mp).
@@ -74,6 +77,7 @@ class Engine:
         plugin_imports: modules to import after vllm, in every process (inprocess).
     """
 
+    kind: str = "vllm"
     command: list[str] | None = None
     args: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -135,7 +139,7 @@ class Service:
         log_command: prints the engine's (and server's) log on standard output, from its last start at least.
         pid: main process of the engine.
         pid_command: prints that process id; wins over `pid`, since it knows the new one after a restart.
-        reset: `auto` tries POST /reset_prefix_cache, `never` does not.
+        reset: `auto` tries to empty the engine's own prefix cache by a request, `never` does not.
         api_key_file: file with the API key.
         part: `all`; `store` and `retrieve` are the two halves of a proof across hosts, which only both together give.
     """
@@ -187,7 +191,7 @@ class Config:
         mode: `mp`, `inprocess`, `server` or `service`.
         model: directory of the model; in service mode the name that the service gives it; left out in server mode.
         chunk_size: tokens in a chunk of LMCache.
-        connector: vLLM's kv_transfer_config; host and port of an mp server are filled in.
+        connector: vLLM's kv_transfer_config; host and port of an mp server are filled in. SGLang has none.
         env: environment of all child processes.
         logs: directory for their logs; beside the evidence when left out.
     """
@@ -303,6 +307,7 @@ def _check(config: Config) -> None:
     """
     choices = {
         "mode": (config.mode, MODES),
+        "engine.kind": (config.engine.kind, ENGINES),
         "expect.restart": (config.expect.restart, ("required", "not-applicable")),
         "expect.hash_seed": (config.expect.hash_seed, (None, "required", "advised", "ignored")),
         "service.reset": (config.service.reset, ("auto", "never")),
@@ -311,12 +316,16 @@ def _check(config: Config) -> None:
     for key, (value, allowed) in choices.items():
         if value not in allowed:
             raise ConfigError(f"{key} is {value!r}, must be one of {', '.join(str(a) for a in allowed)}")
-    if config.mode in ("mp", "inprocess") and not config.connector.get("kv_connector"):
+    own = config.engine.kind != "vllm"
+    if config.mode == "inprocess" and own:
+        raise ConfigError(f"engine.kind is {config.engine.kind!r}: inprocess mode is vLLM's; use mp")
+    if config.mode in ("mp", "inprocess") and not own and not config.connector.get("kv_connector"):
         raise ConfigError("connector.kv_connector is missing")
     running = config.mode == "service" or config.service.rpc_url
     if running and not config.service.url.startswith(("http://", "https://")):
         raise ConfigError("service.url must be an http URL")
-    if config.mode == "service" and not (config.expect.connector_class or config.connector.get("kv_connector")):
+    named = config.expect.connector_class or config.connector.get("kv_connector")
+    if config.mode == "service" and not own and not named:
         raise ConfigError("connector.kv_connector or expect.connector_class is missing")
     if config.chunk_size < 1 or config.prompt_tokens() < 1 or config.prompt.max_tokens < 1:
         raise ConfigError("chunk_size, prompt.tokens and prompt.max_tokens must be positive")

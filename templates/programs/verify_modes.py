@@ -21,7 +21,10 @@ from verify_config import Config
 from lmcache_fleet.evidence import Evidence, Incident, Request
 from lmcache_fleet.evidence_log import LogFacts, fatal_fault, read_log, strip_ansi
 
-ENGINE_COMMAND = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+ENGINE_COMMANDS = {
+    "vllm": [sys.executable, "-m", "vllm.entrypoints.openai.api_server"],
+    "sglang": [sys.executable, "-m", "sglang.launch_server"],
+}
 SERVER_COMMAND = [sys.executable, "-m", "lmcache.cli.main", "server"]
 #: Quiet, off-line, on loopback; the configuration's environment wins.
 DEFAULT_ENV = {
@@ -34,7 +37,7 @@ DEFAULT_ENV = {
     "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_NO_USAGE_STATS": "1",
 }
-_NEW_ENGINE = re.compile(r"Initializing a V1 LLM engine|vLLM API server version|non-default args")
+_NEW_ENGINE = re.compile(r"Initializing a V1 LLM engine|vLLM API server version|non-default args|server_args=")
 PROGRESS_S = 5.0
 
 
@@ -271,7 +274,9 @@ def empty_engine_cache(run: Run, target: Target) -> bool | None:
     deadline = time.monotonic() + run.config.limits.settle_s
     while True:
         try:
-            done = client.reset_prefix_cache(target.url, run.config.limits.request_s, target.headers)
+            done = client.reset_prefix_cache(
+                target.url, run.config.limits.request_s, target.headers, run.config.engine.kind
+            )
         except client.RequestFailed as error:
             raise PhaseFailed("request-failed", "reset", str(error)) from error
         if done is not False or time.monotonic() > deadline:
@@ -358,13 +363,20 @@ class MpStack:
     def engine_command(self) -> list[str]:
         """Command line of the engine."""
         config = self.run.config
+        command = config.engine.command or ENGINE_COMMANDS[config.engine.kind]
+        if config.engine.kind == "sglang":
+            place = self.run.work / "sglang-lmcache.yaml"
+            place.write_text(f"mp_host: 127.0.0.1\nmp_port: {self.zmq}\n", encoding="utf-8")
+            options = ["--model-path", config.model, "--host", "127.0.0.1", "--port", str(self.port)]
+            options += ["--enable-lmcache", "--lmcache-config-file", str(place)]
+            return [*command, *options, "--enable-metrics", "--enable-cache-report", *config.engine.args]
         transfer = dict(config.connector)
         extra = dict(transfer.get("kv_connector_extra_config") or {})
         extra.update({"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": self.zmq})
         transfer["kv_connector_extra_config"] = extra
         options = ["--model", config.model, "--host", "127.0.0.1", "--port", str(self.port)]
         options += ["--kv-transfer-config", json.dumps(transfer)]
-        return [*(config.engine.command or ENGINE_COMMAND), *options, *config.engine.args]
+        return [*command, *options, *config.engine.args]
 
     def start_server(self, suffix: str = "") -> Child:
         """Start the server alone, without waiting for it."""
@@ -425,7 +437,8 @@ def run_mp(run: Run) -> None:
             run.evidence.requests.append(ask(run, target, "reference"))
         with run.timed("same prefix, engine's own cache emptied"):
             if not empty_engine_cache(run, target):
-                run.evidence.incidents.append(Incident("reset-failed", "hit", f"POST {target.url}/reset_prefix_cache"))
+                asked = f"POST {target.url}{client.RESET[config.engine.kind]}"
+                run.evidence.incidents.append(Incident("reset-failed", "hit", asked))
             run.evidence.requests.append(ask(run, target, "hit"))
         if config.expect.restart == "required":
             with run.timed("restart " + ("server and engine" if both else "engine")):

@@ -237,8 +237,8 @@ VLLM = "  - model: {name: m, tiny: {}}\n  - service: {model: m, connector: {name
 @pytest.mark.parametrize(
     ("service", "proof", "said"),
     [
-        (SERVER, "{stage: offline, mode: mp}", "`mode: mp` proves vLLM"),
-        (SERVER, "{stage: offline, mode: inprocess}", "`mode: inprocess` proves vLLM"),
+        (SERVER, "{stage: offline, mode: mp}", "`mode: mp` proves an engine"),
+        (SERVER, "{stage: offline, mode: inprocess}", "`mode: inprocess` proves an engine"),
         (SERVER, "{stage: online, mode: server}", "give it `mode: service` when on-line"),
         (VLLM, "{stage: offline, mode: server}", "`mode: server` proves an LMCache server alone"),
     ],
