@@ -76,8 +76,9 @@ def test_wheels_are_put_on_images_with_the_guides_flags(name: str, base: str, fl
 def test_ready_images_are_those_of_the_guide(channel: str, name: str, follow: bool) -> None:
     step = image("lmcache-image", channel=channel)
     assert (step.image, step.follow_tag, step.made) == (f"docker.io/{name}", follow, False)
-    serving = [type(item).__name__ for item in playbook("lmcache-image", channel=channel).steps if item.when]
-    assert ("ServiceStep" in serving) == (channel != "sglang")
+    (service,) = playbook("lmcache-image", channel=channel).of_kind(ServiceStep)
+    assert service.engine == ("sglang" if channel == "sglang" else "vllm")
+    assert service.has_engine == (channel != "standalone")
 
 
 def test_the_server_image_runs_its_server_alone_and_is_given_no_card() -> None:

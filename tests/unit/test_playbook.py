@@ -231,6 +231,7 @@ def test_a_step_left_out_needs_nothing_and_is_not_active(tmp_path: Path) -> None
 
 
 SERVER = "  - service: {server: {}}\n"
+SGLANG = "  - model: {name: m, tiny: {}}\n  - service: {engine: sglang, model: m, server: {}}\n"
 VLLM = "  - model: {name: m, tiny: {}}\n  - service: {model: m, connector: {name: C}}\n"
 
 
@@ -240,6 +241,7 @@ VLLM = "  - model: {name: m, tiny: {}}\n  - service: {model: m, connector: {name
         (SERVER, "{stage: offline, mode: mp}", "`mode: mp` proves an engine"),
         (SERVER, "{stage: offline, mode: inprocess}", "`mode: inprocess` proves an engine"),
         (SERVER, "{stage: online, mode: server}", "give it `mode: service` when on-line"),
+        (SGLANG, "{stage: offline, mode: inprocess}", "SGLang is proved by `mode: mp`"),
         (VLLM, "{stage: offline, mode: server}", "`mode: server` proves an LMCache server alone"),
     ],
 )

@@ -8,6 +8,7 @@ import subprocess
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from lmcache_fleet.envfile import parse_env
@@ -15,6 +16,7 @@ from lmcache_fleet.layout import Layout
 from lmcache_fleet.playbook.model import ServiceStep
 from lmcache_fleet.units import (
     SERVER_UNIT,
+    SGLANG_UNIT,
     VLLM_UNIT,
     connector_config,
     health_url,
@@ -32,6 +34,10 @@ def step(**fields: Any) -> ServiceStep:
     return ServiceStep.model_validate({"model": "m", "connector": {"name": "C"}, "server": {}, **fields})
 
 
+def sglang(**fields: Any) -> ServiceStep:
+    return ServiceStep.model_validate({"engine": "sglang", "model": "m", "server": {}, **fields})
+
+
 def files(service: ServiceStep, name: str = NAME) -> dict[str, str]:
     return service_files(service, "/models/m", LAYOUT.release(name), name, "/c.yaml").texts
 
@@ -47,6 +53,42 @@ def argv(script: str) -> list[str]:
 
 def after(words: list[str], option: str) -> list[str]:
     return [words[index + 1] for index, word in enumerate(words) if word == option]
+
+
+def test_sglang_is_told_of_its_server_by_a_file_of_the_release() -> None:
+    service = sglang(served_name="q", port=30000, server={"port": 5599}, args=["--tp", 2])
+    units = render_units(service, LAYOUT, ())
+    assert tuple(units) == unit_names(service) == (SERVER_UNIT, SGLANG_UNIT)
+    assert f"Requires={SERVER_UNIT}" in units[SGLANG_UNIT]
+    assert "Description=SGLang with LMCache (q)" in units[SGLANG_UNIT]
+    texts = files(service)
+    assert set(texts) == {"env/service.env", "env/sglang-lmcache.yaml", "bin/sglang", "bin/lmcache-server"}
+    words = argv(texts["bin/sglang"])
+    assert words[1:5] == ["-m", "sglang.launch_server", "--model-path", "/models/m"]
+    assert after(words, "--port") == ["30000"]
+    (place,) = after(words, "--lmcache-config-file")
+    assert place == LAYOUT.release(NAME).file("env/sglang-lmcache.yaml")
+    assert yaml.safe_load(texts["env/sglang-lmcache.yaml"]) == {"mp_host": "127.0.0.1", "mp_port": 5599}
+    assert words[-2:] == ["--tp", "2"]
+    assert health_url(service) == "http://127.0.0.1:30000/health"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"connector": {"name": "C"}}, "`connector` is of vLLM"),
+        ({"server": None}, "`server` is not given"),
+        ({"model": None, "server": None}, "`model` and `server` is not given"),
+    ],
+)
+def test_sglang_needs_a_server_and_has_a_connector_of_its_own(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        sglang(**fields)
+
+
+def test_a_service_of_vllm_has_the_digest_that_it_had_before_there_was_a_choice() -> None:
+    assert "engine" not in step().model_dump()
+    assert sglang().model_dump()["engine"] == "sglang"
 
 
 def test_a_unit_names_no_release_and_no_secret_and_files_below_current() -> None:

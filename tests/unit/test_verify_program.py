@@ -43,6 +43,11 @@ def mp(fault: str = "", **more: Any) -> dict[str, Any]:
     return base("mp", fault, **{**parts, **more})
 
 
+def sglang(fault: str = "", **more: Any) -> dict[str, Any]:
+    parts = {"engine": {"kind": "sglang", "command": [*STACK, "sglang"]}, "server": {"command": [*STACK, "server"]}}
+    return {key: value for key, value in base("mp", fault, **{**parts, **more}).items() if key != "connector"}
+
+
 def server(fault: str = "", **more: Any) -> dict[str, Any]:
     parts = {"server": {"command": [*STACK, "server"]}, "client": {"command": [*STACK, "client"]}}
     config = base("server", fault, **{**parts, **more})
@@ -117,6 +122,34 @@ def test_mp_proves_store_hit_and_retrieve_after_a_restart(tmp_path: Path) -> Non
     assert any("Retrieved 32 tokens" in line for line in evidence.proof)
     assert "\x1b" not in json.dumps(evidence.as_json())
     assert "PROVEN" in said
+
+
+def test_sglang_is_proved_by_its_own_counters_and_its_own_request_to_empty_its_cache(tmp_path: Path) -> None:
+    code, evidence, said = verify(tmp_path, sglang())
+    assert code == 0, said
+    tokens = evidence.as_json()["tokens"]
+    assert tokens == {"prompt": 35, "stored": 32, "hit_after_reset": 32, "retrieved_after_restart": 32}
+    hit, reference = evidence.request("hit"), evidence.request("reference")
+    assert hit is not None
+    assert reference is not None
+    assert (hit.external_hits, hit.local_hits) == (32, 0)
+    assert (reference.external_hits, reference.local_hits) == (0, 32)
+    assert evidence.connector["class"] == "UnifiedLMCacheMPConnector"
+    assert len(set(evidence.pids)) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("no-external", {"nothing-stored", "no-hit", "no-hit-after-restart"}),
+        ("corrupt", {"outputs-differ"}),
+        ("no-kernel", {"engine-died", "start-abandoned"}),
+    ],
+)
+def test_sglang_that_does_not_offload_is_not_proved(tmp_path: Path, fault: str, expected: set[str]) -> None:
+    code, evidence, said = verify(tmp_path, sglang(fault))
+    assert code == 1, said
+    assert expected <= set(ids(evidence)), said
 
 
 def test_the_files_named_for_a_target_are_all_it_needs(tmp_path: Path) -> None:

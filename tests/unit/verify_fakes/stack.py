@@ -1,7 +1,7 @@
-"""A stand-in for `lmcache server`, `lmcache bench server` and vLLM's API server, just true enough for the verification
-program.
+"""A stand-in for `lmcache server`, `lmcache bench server`, vLLM's API server and SGLang, just true enough for the
+verification program.
 
-FAKE_FAULT names what goes wrong. The first argument is the role: `server`, `client` or `engine`.
+FAKE_FAULT names what goes wrong. The first argument is the role: `server`, `client`, `engine` or `sglang`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 FAULT = os.environ.get("FAKE_FAULT", "")
@@ -141,11 +142,13 @@ class EngineHandler(Handler):
     local: ClassVar[set[str]] = set()
     count: ClassVar[dict[str, int]] = {"prompt": 0, "external": 0, "local": 0}
 
+    def cache_port(self) -> int:
+        return int(self.transfer["kv_connector_extra_config"]["lmcache.mp.port"])
+
     def cache(self, verb: str, keys: list[str]) -> int:
         if FAULT in ("degraded", "no-external"):
             return 0
-        port = self.transfer["kv_connector_extra_config"]["lmcache.mp.port"]
-        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection = http.client.HTTPConnection("127.0.0.1", self.cache_port())
         connection.request("POST", verb, json.dumps(keys))
         return int(connection.getresponse().read())
 
@@ -218,5 +221,55 @@ def run_engine(arguments: list[str]) -> None:
     ThreadingHTTPServer(("127.0.0.1", int(given["--port"])), EngineHandler).serve_forever()
 
 
+class SglangHandler(EngineHandler):
+    port: ClassVar[int] = 0
+
+    def cache_port(self) -> int:
+        return self.port
+
+    def do_GET(self) -> None:
+        if self.path != "/metrics":
+            self.answer("", 200 if self.path == "/health" else 404)
+            return
+        # A counter with labels is there once it has counted.
+        told = {"device": self.count["local"], "host": self.count["external"]}
+        lines = [
+            f'sglang:cached_tokens_total{{model_name="m",cache_source="{source}"}} {float(count)}\n'
+            for source, count in told.items()
+            if count
+        ]
+        if self.count["prompt"]:
+            lines.append(f'sglang:prompt_tokens_total{{model_name="m"}} {float(self.count["prompt"])}\n')
+        self.answer("".join(lines))
+
+    def do_POST(self) -> None:
+        if self.path == "/flush_cache":
+            EngineHandler.local.clear()
+            self.answer("Cache flushed.\n")
+        elif self.path == "/v1/completions":
+            self.complete(self.body()["prompt"])
+        else:
+            self.answer("", 404)
+
+
+def run_sglang(arguments: list[str]) -> None:
+    flags = ("--enable-lmcache", "--enable-metrics", "--enable-cache-report")
+    assert set(flags) <= set(arguments), arguments
+    given = options([word for word in arguments if word not in flags])
+    text = Path(given["--lmcache-config-file"]).read_text(encoding="utf-8")
+    place = dict(line.split(": ") for line in text.splitlines())
+    assert place["mp_host"] == "127.0.0.1"
+    SglangHandler.port = int(place["mp_port"])
+    say("[2026-01-01 09:00:00] server_args={}")
+    if FAULT == "no-kernel":
+        say("[2026-01-01 09:00:01] Scheduler hit an exception: Traceback (most recent call last):")
+        threading.Event().wait()
+    if FAULT != "no-external":
+        say(f"LMCache INFO: UnifiedLMCacheMPConnector initialized succeed. (u.py:1:{SGLANG_CONNECTOR})")
+    ThreadingHTTPServer(("127.0.0.1", int(given["--port"])), SglangHandler).serve_forever()
+
+
+SGLANG_CONNECTOR = "lmcache.integration.sglang.unified_lmcache_mp_connector"
+
 if __name__ == "__main__":
-    {"server": run_server, "client": run_client, "engine": run_engine}[sys.argv[1]](sys.argv[2:])
+    {"server": run_server, "client": run_client, "engine": run_engine, "sglang": run_sglang}[sys.argv[1]](sys.argv[2:])
