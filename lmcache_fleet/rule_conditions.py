@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -142,6 +143,8 @@ class PlaybookCondition(StrictModel):
     """Distributions, none of which any step installs."""
     args: Regex | None = None
     """An argument of the service."""
+    engine: Literal["vllm", "sglang"] | None = None
+    """What serves the model."""
     server: bool | None = None
     """The service has an LMCache server beside it, or connects to one."""
     model: Regex | None = None
@@ -175,6 +178,7 @@ class PlaybookCondition(StrictModel):
             and installed.issuperset(self.together)
             and installed.isdisjoint(self.absent)
             and _some(self.args, [arg for step in services for arg in step.args])
+            and (self.engine is None or any(step.has_engine and step.engine == self.engine for step in services))
             and self.server in {None, any(step.uses_server for step in services)}
             and _some(self.model, [step.hub for step in playbook.of_kind(ModelStep) if step.hub])
             and not (self.no_runtime and _stack_is_asked_for(playbook, images))

@@ -555,6 +555,11 @@ class ServiceStep(StepBase):
         lacking = [name for name in ("model", "server") if getattr(self, name) is None]
         if lacking:
             raise ValueError(f"SGLang needs `model` and `server`: `{'` and `'.join(lacking)}` is not given")
+        page = re.search(r"(?:^| )--page-size[ =](\d+)(?: |$)", " ".join(self.args))
+        if self.server and page and (int(page[1]) == 0 or self.server.chunk_size % int(page[1])):
+            raise ValueError(
+                f"`chunk_size` of `server` is {self.server.chunk_size}, no multiple of SGLang's --page-size {page[1]}"
+            )
 
     @property
     def has_engine(self) -> bool:

@@ -384,6 +384,7 @@ def test_a_balancer_that_the_inventory_has_not_is_named() -> None:
         ('vllm:num_requests_running{engine="0",m="a}b"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n', "3"),
         ('vllm:num_requests_running{engine="0"} 0.0\nvllm:num_requests_running{engine="1"} 1e0\n', "1"),
         ("vllm:num_requests_running 0.0\n", "0"),
+        ('sglang:num_running_reqs{model_name="m"} 2.0\nsglang:num_queue_reqs{model_name="m"} 1.0\n', "3"),
         ("up 1\n", "error"),
         (None, "null"),
     ],

@@ -78,6 +78,8 @@ def test_sglang_is_told_of_its_server_by_a_file_of_the_release() -> None:
     [
         ({"connector": {"name": "C"}}, "`connector` is of vLLM"),
         ({"server": None}, "`server` is not given"),
+        ({"args": ["--page-size", 48]}, "`chunk_size` of `server` is 256, no multiple of SGLang's --page-size 48"),
+        ({"args": ["--page-size=512"]}, "no multiple"),
         ({"model": None, "server": None}, "`model` and `server` is not given"),
     ],
 )

@@ -90,6 +90,10 @@ REFUSED: dict[str, tuple[str, Edit]] = {
             step(data, "service")["args"].extend(["--kv-events-config", "{}"]),
         ),
     ),
+    "sglang-args-exclude-lmcache": (
+        "lmcache-image",
+        lambda data: (var("channel", "sglang")(data), var("args", ["--disable-radix-cache"])(data)),
+    ),
     "unproved-engine": ("cuda", without_step("verify", "offline")),
     "kimi-k3-needs-lmcache": (
         "cuda",
