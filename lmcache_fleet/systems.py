@@ -47,6 +47,11 @@ vendor's image or on a host that has the same: its torch is seen and never touch
 be there; it is read without importing torch, and a host that has something else is refused before anything is
 installed.
 
+`rocm-amd`, `rocm-amd-image`, `rocm-source` and `cli` put nothing into service. On a host where another playbook's
+service is enabled or runs, that goes on: `current` stays at its release, from which it is started again, and the run
+says in which directory the new one is. Give such a host another `prefix` in the inventory to keep the two apart; or
+end the service (`systemctl disable --now lmcache-fleet-vllm.service`), after which `current` moves.
+
 ## What the flags are for
 
 Each line is a rule: a playbook or a host that breaks it is refused by `lmcache-fleet check` or before the host is

@@ -40,7 +40,15 @@ from lmcache_fleet.playbook.model import (
 from lmcache_fleet.playbook.source import Document
 from lmcache_fleet.playbook.template import names_used
 from lmcache_fleet.registry import RegistryError, image_name, pinned_digest
-from lmcache_fleet.release import HostKey, HostReleases, ReleaseState, Target, choose_target, release_spec
+from lmcache_fleet.release import (
+    HostKey,
+    HostReleases,
+    ReleaseState,
+    Target,
+    choose_target,
+    release_spec,
+    release_steps,
+)
 from lmcache_fleet.requirement_files import RequirementsFileError, expanded
 from lmcache_fleet.requirements import Observed
 from lmcache_fleet.runtimes import Runtime, minor_of
@@ -291,6 +299,9 @@ def playbook_parts(playbook: Playbook, prefix: str) -> list[Part]:
         parts.append((Runtimes, runtimes))
     containers = _containers_of(playbook)
     parts += [(Containers, containers)] if containers else []
+    if release_steps(playbook) and not playbook.of_kind(ServiceStep):
+        # A service of another playbook decides whether `current` may move.
+        parts.append((Units, {"names": SERVICE_UNITS}))
     for step in playbook.steps:
         if not step.when:
             continue

@@ -43,7 +43,7 @@ from operations.model import model
 from operations.native_build import native_build, source
 from operations.packages import packages
 from operations.plan import HostPlan
-from operations.release import release, retention, switch
+from operations.release import carried, release, retention, switch
 from operations.report import host_report
 from operations.resolution import require_resolvable
 from operations.service import account, secrets, service, service_files
@@ -103,6 +103,12 @@ def apply_playbook(path: str) -> None:
         _ = plan.target
         require_resolvable(plan)
         require_bundle(plan)
+        kept = carried(session, plan)
+        if kept:
+            this.log(
+                f"current stays at {plan.releases.current}, from which {' and '.join(kept)} starts: what this playbook "
+                f"makes is {session.layout.release(plan.target.name).root}"
+            )
         if session.recorder:
             session.recorder.reports[this.name] = host_report(session, plan)
     except HostFault as fault:

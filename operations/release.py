@@ -9,12 +9,16 @@ from pyinfra.connectors.util import CommandOutput
 
 from facts.containers import BroughtImages, Containers
 from facts.releases import Releases, ReleaseSizes
+from facts.units import Unit, Units
 from lmcache_fleet.brought_images import left, needless, removals
 from lmcache_fleet.changes import Change
 from lmcache_fleet.identities import remember_machine_id
-from lmcache_fleet.release import HostReleases, release_spec, revision
+from lmcache_fleet.layout import Layout
+from lmcache_fleet.playbook.model import ServiceStep
+from lmcache_fleet.release import HostReleases, release_spec, release_steps, revision
 from lmcache_fleet.shell import program_source, script, words, write_file
 from lmcache_fleet.sizes import readable
+from lmcache_fleet.units import SERVICE_UNITS
 from operations.faults import Commands, step_operation
 from operations.plan import HostPlan
 from operations.session import Session
@@ -56,10 +60,14 @@ def release(session: Session, plan: HostPlan) -> Commands:
 
 @step_operation
 def switch(session: Session, plan: HostPlan) -> Commands:
-    """`current` points to the release that this run worked on; for playbooks that run no service."""
+    """`current` points to the release that this run worked on; for playbooks that run no service.
+
+    It stays where it is as long as a service starts from it.
+    """
     host, target = plan.releases, plan.target
-    if not session.show([] if host.current == target.name else [Change("current", host.current, target.name)]):
-        session.host.noop(f"current is {target.name}")
+    stays = host.current == target.name or carried(session, plan)
+    if not session.show([] if stays else [Change("current", host.current, target.name)]):
+        session.host.noop(f"current is {host.current}")
         return
     link, staged = session.layout.current, f"{session.layout.current}.new"
     before = json.dumps({"release": host.current})
@@ -70,6 +78,37 @@ def switch(session: Session, plan: HostPlan) -> Commands:
         )
     )
     session.forget(Releases)
+
+
+def carried(session: Session, plan: HostPlan) -> tuple[str, ...]:
+    """Units for whose sake `current` doesn't move to the release of a playbook that runs no service; mostly none.
+
+    That release has nothing for them to start: they would run until they are restarted, and never come back.
+    """
+    current = plan.releases.current
+    if plan.playbook.of_kind(ServiceStep) or not release_steps(plan.playbook):
+        return ()
+    if current is None or current == plan.target.name:
+        return ()
+    return starting_from(session.layout, session.read(Units, names=SERVICE_UNITS))
+
+
+def starting_from(layout: Layout, units: dict[str, Unit]) -> tuple[str, ...]:
+    """Units that start from `current`, now or with the host; one that was disabled and stopped doesn't.
+
+    Args:
+        layout: paths on the host.
+        units: as they are on the host.
+    """
+    return tuple(
+        name
+        for name, unit in units.items()
+        if f"ExecStart={layout.current}/" in (unit.text or "")
+        and (
+            unit.properties.get("UnitFileState") == "enabled"
+            or unit.properties.get("ActiveState", "inactive") not in {"inactive", "failed"}
+        )
+    )
 
 
 @step_operation

@@ -68,6 +68,8 @@ def builds() -> list[Build]:
         _lmcache("releases/v0.5.6-cu129", "0.5.6", "page, CUDA 12.9", _CUDA12),
         _lmcache("releases/v0.5.3-rocm", "0.5.3+rocm7.2", "page, ROCm", _ROCM),
         _lmcache("releases/v0.5.4-rocm-torch210", f"0.5.4+{_TUPLE}", "page, ROCm 2.10", _ROCM),
+        # All as it must be, but for the C++ ABI.
+        _lmcache("releases/old-abi/v0.5.4-rocm-torch210", f"0.5.4+{_TUPLE[:-1]}0", "page, ROCm 2.10, old ABI", _ROCM),
         _lmcache("releases/v0.5.3-xpu", "0.5.3+xpu", "page, XPU", _PLAIN),
         _lmcache("releases/v0.5.5-musa", "0.5.5+musa", "page, MUSA", _PLAIN),
         _lmcache("releases/nightly", "0.5.8.dev12", "page, nightly CUDA 13", _CUDA13),

@@ -176,6 +176,15 @@ class Fleet:
         """The releases that are on a host."""
         return set(self.root(host, f"ls {PREFIX}/releases").split())
 
+    def newest(self, host: str, playbook: str) -> str:
+        """The release that a playbook made last, whether it serves or not."""
+        program = (
+            f"import glob, json\npaths = glob.glob('{PREFIX}/releases/*/release.json')\n"
+            "found = [(json.load(open(p)), p) for p in paths]\n"
+            f"print(max((m['created'], p.split('/')[-2]) for m, p in found if m['playbook'] == '{playbook}')[1])"
+        )
+        return self.python(host, program)
+
     def main_pid(self, host: str) -> int:
         """The service's process; 0 when there is none."""
         return int(self.root(host, f"systemctl show -p MainPID --value {UNIT}"))

@@ -87,10 +87,15 @@ class Images:
         """What a command of root's prints on the host."""
         return self.fleet("rocm-image").root(HOST, command, check=check)
 
-    def record(self, name: str) -> dict[str, Any]:
-        """What the serving release notes of its image."""
-        found: dict[str, Any] = json.loads(self.root(f"cat {PREFIX}/current/records/image-{name}.json"))
+    def record(self, name: str, release: str = "") -> dict[str, Any]:
+        """What a release notes of its image; the serving one, unless another is named."""
+        place = f"releases/{release}" if release else "current"
+        found: dict[str, Any] = json.loads(self.root(f"cat {PREFIX}/{place}/records/image-{name}.json"))
         return found
+
+    def newest(self, playbook: str) -> str:
+        """The release that a playbook made last."""
+        return self.fleet(playbook).newest(HOST, playbook)
 
     def image(self, name: str) -> str:
         """The name of an image of the registry."""

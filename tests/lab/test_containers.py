@@ -317,9 +317,14 @@ def test_amds_image_holds_the_wheel_of_its_very_abi(site: Images, tmp_path: Path
         "torch.version.hip is 7.2.26015-fc0010cf6a",
     )
     refused(site, "rocm-amd-image", *wrong, "build from source", **other)
+    fleet, before = site.fleet("rocm-amd-image"), site.fleet("rocm-amd-image").serving(HOST)
+    pid = fleet.main_pid(HOST)
     result = site.run("rocm-amd-image", **variables)
     assert result.code == 0, result.err
-    seen = site.record("amd-pytorch")["seen"]
+    # Nothing is served from this image: what serves stays, and so does the link that it would start again from.
+    assert (fleet.main_pid(HOST), fleet.serving(HOST)) == (pid, before)
+    assert f"current stays at {before}" in result.err
+    seen = site.record("amd-pytorch", site.newest("rocm-amd-image"))["seen"]
     assert seen["distributions"]["lmcache"] == [AMDS_BUILD]
     assert seen["attributes"]["torch.version.hip"] == "7.2.53211-671d39a55e"
     assert seen["attributes"]["torch._C._GLIBCXX_USE_CXX11_ABI"] == "True"
@@ -327,6 +332,25 @@ def test_amds_image_holds_the_wheel_of_its_very_abi(site: Images, tmp_path: Path
         # Nothing of this image runs on the cards yet: it can be put on a host before its driver is.
         again(site, tmp_path, "rocm-amd-image", **variables)
     refused(site, "rocm-amd-image", "expected 3.9.*", **{**variables, "python": "3.9.*"})
+
+
+def test_amds_wheel_and_torch_of_another_abi_are_refused_where_all_else_fits(site: Images) -> None:
+    minor = images.python_minor(site.systems.lab.lab.paths.root(HOST))
+    site.cards("mi300x-torch210")
+    name = f"{AMD}-oldabi"
+    image = f"{site.image(name)}@{site.push(name, 'mi300x-torch210-oldabi')}"
+    result = site.run("rocm-amd-image", image=image, python=f"{minor}.*")
+    assert result.code != 0
+    wrong = result.err.partition("doesn't hold what it must: ")[2].partition("\n")[0]
+    assert wrong.startswith("torch._C._GLIBCXX_USE_CXX11_ABI is False, expected True"), result.err
+    assert "torch is 2.10" not in result.err
+    # A page whose only wheel of that version says another ABI: the whole tuple is pinned, and no other is taken.
+    right = f"{site.image(AMD)}@{site.pushed[AMD][0].partition('@')[2]}"
+    page = f"{site.systems.places['releases_url']}/old-abi"
+    refused(
+        site, "rocm-amd-image", f"lmcache=={AMDS_BUILD}", f"{AMDS_BUILD[:-1]}0",
+        image=right, python=f"{minor}.*", releases_url=page,
+    )  # fmt: skip
 
 
 def test_no_image_stays_that_only_pruned_releases_named(site: Images) -> None:

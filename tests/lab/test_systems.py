@@ -16,6 +16,7 @@ import pytest
 
 from lab import vendors
 from tests.lab.conftest import own_lab
+from tests.lab.fleet import PREFIX, UNIT, until
 from tests.lab.systems_site import Systems, refused_without, systems_site
 
 PROFILES = {
@@ -70,18 +71,28 @@ def test_a_system_converges_with_evidence_and_then_stays_as_it_is(
     systems: Systems, tmp_path: Path, playbook: str, host: str, version: str
 ) -> None:
     fleet = systems.fleet(playbook)
+    served = fleet.active(host)
+    was = (fleet.main_pid(host), fleet.serving(host) if served else "")
     result = systems.run(playbook, host)
     assert result.code == 0, result.err
-    serving = fleet.serving(host)
-    python = "/opt/lmcache-fleet/current/venv/bin/python"
+    release = fleet.newest(host, playbook)
+    python = f"{PREFIX}/releases/{release}/venv/bin/python"
     asked = "import importlib.metadata as m; print(m.version('lmcache'))"
     assert fleet.root(host, f'{python} -c "{asked}"') == version
-    # AMD's image has no engine: nothing is served from it.
+    # AMD's image has no engine, and what is built from source there is for somebody's own: nothing is served from it.
     serves = playbook not in WITHOUT_ENGINE
     for stage in ("offline", "online") if serves else ():
-        evidence = fleet.evidence(host, serving, stage)
+        evidence = fleet.evidence(host, release, stage)
         assert evidence["ok"], evidence
-    assert fleet.active(host) is serves
+    assert fleet.active(host) is (serves or served)
+    if serves or not served:
+        assert fleet.serving(host) == release
+    else:
+        # What another playbook put into service stays, and so does the link that it starts again from.
+        assert (fleet.main_pid(host), fleet.serving(host)) == was
+        assert f"current stays at {was[1]}" in result.err
+        fleet.root(host, f"systemctl restart {UNIT}")
+        until(lambda: fleet.active(host))
     before = (fleet.listing(host), fleet.main_pid(host))
     counts = tmp_path / "counts.json"
     again = systems.run(playbook, host, env={"COUNTS": str(counts)})
@@ -100,6 +111,7 @@ MISFITS: list[tuple[Any, ...]] = [
     ("cuda-12.9", "h8", "mi300x8", "tool-missing", "driver"),
     ("rocm", "h8", "mi250x8", "gfx90a, wanted gfx942 or gfx950", ""),
     ("rocm", "h4", None, "torch is 2.10.0+rocm7.2.4.git3d3aa833, wanted 2.11.*+rocm7.2*", ""),
+    ("rocm-amd", "h8", "mi300x-torch210-oldabi", "torch's C++ ABI is 0, wanted 1", "playbooks/rocm-source.yaml"),
     ("rocm-amd", "h3", None, "torch is 2.11.0+rocm7.2, wanted 2.10.0", "build from source: playbooks/rocm-source.yaml"),
     ("rocm-nightly", "h8", "mi250x8", "gfx90a, wanted gfx942 or gfx950", ""),
     ("xpu", "h6", None, "tool-missing", ""),

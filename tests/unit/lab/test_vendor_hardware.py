@@ -81,7 +81,7 @@ def test_every_profile_is_read_whole_by_the_vendors_fact(name: str, tmp_path: Pa
         assert str(seen.toolkit).startswith(host.runtime)
     if host.stack:
         assert seen.runtime.torch == host.stack.torch  # type: ignore[union-attr]
-        assert seen.runtime.cxx11_abi is True  # type: ignore[union-attr]
+        assert seen.runtime.cxx11_abi is host.stack.cxx11_abi  # type: ignore[union-attr]
 
 
 # profile → playbooks that it may run, playbooks that refuse it with a piece of what they say
@@ -91,6 +91,7 @@ FITS: dict[str, tuple[list[str], dict[str, str]]] = {
     "p100": ([], {"cuda": "6.0, wanted >=7.0", "cuda-12.9": "cuda-compute-capability"}),
     "mi300x8": (["rocm", "rocm-nightly", "rocm-source"], {"rocm-amd": "torch is 2.11.0+rocm7.2, wanted 2.10.0"}),
     "mi300x-torch210": (["rocm-amd"], {"rocm": "torch is 2.10.0+rocm7.2.4.git3d3aa833, wanted 2.11.*+rocm7.2*"}),
+    "mi300x-torch210-oldabi": ([], {"rocm-amd": "torch's C++ ABI is 0, wanted 1"}),
     "mi250x8": (["rocm-source"], {"rocm": "gfx90a, wanted gfx942 or gfx950", "rocm-nightly": "rocm-architecture"}),
     "max1550x4": (["xpu", "xpu-source"], {"musa": "musa accelerator: tool-missing"}),
     "s5000x8": (["musa"], {"maca": "maca accelerator: tool-missing"}),
