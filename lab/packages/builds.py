@@ -1,4 +1,4 @@
-"""What stand-in builds for other cards than Ascend's hold: LMCache of each backend, vLLM with their platform."""
+"""What stand-in builds for other cards than Ascend's hold: LMCache of each backend, engines that know the cards."""
 
 from __future__ import annotations
 
@@ -43,10 +43,19 @@ def vllm(version: str, nodes: tuple[list[str], str] | None = None) -> dict[str, 
         version: its version.
         nodes: in an image, the cards' nodes: those for all cards, and how a card's own begins.
     """
-    platform = (SOURCES / "vllm_cards.py").read_text(encoding="utf-8")
-    assert platform.count("\nNODES = None\n") == 1
-    platform = platform.replace("\nNODES = None\n", f"\nNODES = {nodes!r}\n")
-    return dist_files(Dist("vllm", version, "vllm"), "any") | {"lab_cards.py": platform.encode()}
+    return dist_files(Dist("vllm", version, "vllm"), "any") | _cards(nodes)
+
+
+def sglang(version: str, nodes: tuple[list[str], str] | None = None) -> dict[str, bytes]:
+    """SGLang, which knows the lab's cards. Arguments as for `vllm`."""
+    return dist_files(Dist("sglang", version, "sglang"), "any") | _cards(nodes)
+
+
+def _cards(nodes: tuple[list[str], str] | None) -> dict[str, bytes]:
+    """The module that opens the cards' nodes."""
+    text = (SOURCES / "lab_cards.py").read_text(encoding="utf-8")
+    assert text.count("\nNODES = None\n") == 1
+    return {"lab_cards.py": text.replace("\nNODES = None\n", f"\nNODES = {nodes!r}\n").encode()}
 
 
 def torch(version: str, arch: str) -> dict[str, bytes]:

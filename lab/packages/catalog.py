@@ -22,6 +22,9 @@ SOURCES = Path(__file__).resolve().parent / "standins"
 #: index paths below the server's root
 MAIN, ASCEND, VARIANT, CPU = "simple", "ascend/simple", "variant/simple", "whl/cpu/simple"
 
+#: stand-in → what it holds beside its own: what engines have in common
+_SHARED = {"vllm": "engine", "sglang": "engine"}
+
 _TRANSFORMERS = "transformers!=5.0.*,!=5.1.*,!=5.2.*,!=5.3.*,!=5.4.*,!=5.5.0,>=4.56.0"
 _TORCH = ("filelock", "typing-extensions>=4.10.0", "setuptools<82")
 _VLLM = (
@@ -127,19 +130,24 @@ def distributions(arch: str) -> list[Dist]:
 
 def dist_files(dist: Dist, arch: str) -> dict[str, bytes]:
     """What a stand-in wheel holds."""
-    root = SOURCES / dist.source
-    files: dict[str, bytes] = {}
-    packages = set()
-    for path in sorted(root.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            name = path.relative_to(root).as_posix()
-            packages.add(name.partition("/")[0])
-            files[name] = path.read_bytes().replace(b"@VERSION@", dist.version.encode())
-    for package in packages - {"triton", "lab_extra"}:
+    files = _texts(dist.source, dist.version)
+    for package in {name.partition("/")[0] for name in files} - {"triton", "lab_extra"}:
         files[f"{package}/version.py"] = f'"""Version."""\n\n__version__ = "{dist.version}"\n'.encode()
+    if dist.source in _SHARED:
+        files.update(_texts(_SHARED[dist.source], dist.version))
     if dist.extra:
         files.update(dist.extra(dist.version, arch))
     return files
+
+
+def _texts(source: str, version: str) -> dict[str, bytes]:
+    """The files of a directory below ``standins``, with the version that they are of."""
+    root = SOURCES / source
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes().replace(b"@VERSION@", version.encode())
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def build(out: Path, arch: str | None = None) -> dict[str, list[Path]]:

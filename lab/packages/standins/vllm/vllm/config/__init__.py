@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab_engine import toy
+
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 BLOCK_SIZE = 128  # what vllm-ascend uses
 
@@ -66,10 +68,7 @@ class ModelConfig:
 
     def kv_bytes_per_token(self) -> int:
         """Size of one token's keys and values in 16 bits."""
-        heads = int(self.hf.get("num_attention_heads", 1))
-        head_dim = int(self.hf.get("head_dim") or self.hf.get("hidden_size", 64) // max(1, heads))
-        kv_heads = int(self.hf.get("num_key_value_heads", heads))
-        return 2 * int(self.hf.get("num_hidden_layers", 1)) * kv_heads * head_dim * 2
+        return toy.kv_bytes_per_token(self.hf)
 
     def get_vocab_size(self) -> int:
         """Size of the vocabulary."""
@@ -141,7 +140,6 @@ def load_model_config(
             f"User-specified max_model_len ({max_model_len}) is greater than the derived max_model_len "
             f"(max_position_embeddings={limit} or model_max_length=None in model's config.json)."
         )
-    weights = [entry for entry in path.iterdir() if entry.suffix in (".safetensors", ".bin")]
-    if not weights:
+    if not toy.weights(path):
         raise RuntimeError(f"Cannot find any model weights with `{path}`")
     return ModelConfig(str(path), served_model_name or model, max_model_len or limit, dtype, hf, trust_remote_code)

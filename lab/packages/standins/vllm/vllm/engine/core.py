@@ -1,22 +1,17 @@
-"""The stand-in engine: pseudo KV instead of a model.
-
-A token's KV is one number that depends on the model and on every token before it. The next token depends on the KV of
-the whole sequence, so that KV which a cache gives back wrong gives another answer, as with a real model. Computing a
-token takes time and loading it doesn't, so that a hit is seen in the time to the first token.
-"""
+"""The stand-in engine: the toy instead of a model, vLLM's connectors around it."""
 
 import itertools
 import os
 import threading
 import time
 import traceback
-import zlib
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm import platforms, tokenizer
+from lab_engine import tokenizer, toy
+from lab_engine.toy import PrefixCache, Request
+
+from vllm import platforms
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -26,86 +21,9 @@ from vllm.version import __version__
 
 logger = init_logger(__name__)
 
-MASK = (1 << 64) - 1
-MS_PER_TOKEN = float(os.environ.get("LMCACHE_FLEET_LAB_MS_PER_TOKEN", "0.1"))
-MS_PER_OUTPUT = float(os.environ.get("LMCACHE_FLEET_LAB_MS_PER_OUTPUT", "1"))
-BLOCKS_KEPT = 4096
-
 
 class EngineDeadError(RuntimeError):
     """The engine ended and serves no more."""
-
-
-def kv_of(previous: int, token: int) -> int:
-    """The pseudo KV of a token after a sequence whose last KV was *previous*."""
-    value = ((previous ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) & MASK
-    return value ^ (value >> 31)
-
-
-def _likely(state: int, token: int, count: int) -> dict[int, float]:
-    """The likeliest tokens, *token* first, with numbers that depend on the KV."""
-    first = -0.1 - (state >> 40) % 1000 / 2000
-    return {35 + (token - 35 + 7 * rank) % 95: round(first - 0.8 * rank, 4) for rank in range(max(1, count))}
-
-
-@dataclass
-class Request:
-    """A request in the engine."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    max_tokens: int
-    arrival: float
-    local_hit: int = 0
-    external_hit: int = 0
-    first_token: float = 0.0
-    output: list[int] = field(default_factory=list)
-    logprobs: int = 0
-    likely: list[dict[int, float]] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.prompt_token_ids)
-
-
-class PrefixCache:
-    """The engine's own cache, by whole blocks."""
-
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self._blocks: OrderedDict[int, list[int]] = OrderedDict()
-
-    def _keys(self, tokens: list[int]) -> Iterator[int]:
-        key = 0
-        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
-            key = zlib.crc32(repr(tokens[start : start + self.block_size]).encode(), key)
-            yield key << 20 | start
-
-    def match(self, tokens: list[int]) -> list[int]:
-        """The KV of the longest cached prefix that leaves at least one token to compute."""
-        kv: list[int] = []
-        for key in self._keys(tokens[:-1]):
-            if key not in self._blocks:
-                break
-            self._blocks.move_to_end(key)
-            kv += self._blocks[key]
-        return kv
-
-    def add(self, tokens: list[int], kv: list[int]) -> None:
-        """Keeps the blocks of a prompt."""
-        for number, key in enumerate(self._keys(tokens)):
-            self._blocks[key] = kv[number * self.block_size : (number + 1) * self.block_size]
-            self._blocks.move_to_end(key)
-        while len(self._blocks) > BLOCKS_KEPT:
-            self._blocks.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._blocks.clear()
-
-    def __len__(self) -> int:
-        return len(self._blocks)
 
 
 class Engine:
@@ -140,7 +58,7 @@ class Engine:
         self.worker = platform.make_worker(config)
         self.worker.init_device()
         self.tokenizer = tokenizer.load(self.model.model)
-        self._seed = self._fingerprint()
+        self._seed = toy.fingerprint(Path(self.model.model), self.model.hf)
         self.cache = PrefixCache(config.cache_config.block_size)
         self.connectors = []
         if config.kv_transfer_config is not None:
@@ -154,15 +72,6 @@ class Engine:
         free = self.worker.cache_bytes()
         logger.info("GPU KV cache size: %s tokens", f"{free // max(1, self.model.kv_bytes_per_token()):,}")
         logger.info("init engine (profile, create kv cache, warmup model) took 0.05 seconds")
-
-    def _fingerprint(self) -> int:
-        """A number that differs between models."""
-        seed = zlib.crc32(repr(sorted(self.model.hf.items(), key=str)).encode())
-        for path in sorted(Path(self.model.model).iterdir()):
-            if path.suffix in (".safetensors", ".bin"):
-                with path.open("rb") as handle:
-                    seed = zlib.crc32(handle.read(65536), seed)
-        return seed
 
     def new_request(self, prompt: list[int], max_tokens: int | None, request_id: str | None = None) -> Request:
         """Checks a prompt as vLLM does."""
@@ -213,11 +122,7 @@ class Engine:
                     kv = kv + loaded
                     request.external_hit = len(loaded)
                     self.stats["external_hits"] += len(loaded)
-        time.sleep((len(tokens) - len(kv)) * MS_PER_TOKEN / 1000)
-        previous = kv[-1] if kv else self._seed
-        for token in tokens[len(kv) :]:
-            previous = kv_of(previous, token)
-            kv.append(previous)
+        toy.prefill(self._seed, tokens, kv)
         with self._lock:
             if self.config.cache_config.enable_prefix_caching:
                 self.cache.add(tokens, kv)
@@ -226,18 +131,7 @@ class Engine:
         self.stats["prompt"] += len(tokens)
         request.first_token = time.monotonic() - started
         self.stats["ttft"] += request.first_token
-        state = 0
-        for value in kv:
-            state = (state * 31 + value) & MASK
-        for number in range(request.max_tokens):
-            if number:
-                time.sleep(MS_PER_OUTPUT / 1000)
-            token = 35 + (state >> 17) % 95  # printable, in the byte tokenizer
-            if request.logprobs:
-                request.likely.append(_likely(state, token, request.logprobs))
-            previous = kv_of(previous, token)
-            state = (state * 31 + previous) & MASK
-            request.output.append(token)
+        for token in toy.generate(request, kv):
             self.stats["generated"] += 1
             yield token
         self.stats["finished"] += 1

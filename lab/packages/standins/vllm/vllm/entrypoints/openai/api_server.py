@@ -9,12 +9,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from lab_engine.http import Connection, Listener
+from lab_engine.toy import Request
+
 from vllm.engine.arguments import IGNORED, USED, make_config
-from vllm.engine.core import Engine, EngineDeadError, Request
+from vllm.engine.core import Engine, EngineDeadError
 from vllm.entrypoints.llm import exit_noise
 from vllm.logger import init_logger
 from vllm.version import __version__
@@ -153,10 +155,9 @@ class Server:
         return "\n".join(lines) + "\n"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Connection):
     """One connection."""
 
-    protocol_version = "HTTP/1.1"
     shared: Server
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -170,22 +171,22 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         shared = self.shared
         if path in ("/health", "/ping"):
-            self._send(503 if shared.engine.dead else 200, b"", "text/plain")
+            self.send_whole(503 if shared.engine.dead else 200, b"", "text/plain")
         elif path == "/metrics":
-            self._send(200, shared.metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
+            self.send_whole(200, shared.metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
         elif path == "/version":
-            self._json({"version": __version__})
+            self.send_as_json({"version": __version__})
         elif path == "/load":
-            self._json({"server_load": shared.engine.running})
+            self.send_as_json({"server_load": shared.engine.running})
         elif path == "/v1/models" and self._allowed():
             models = [
                 {"id": name, "object": "model", "created": shared.started, "owned_by": "vllm",
                  "root": shared.args.model, "parent": None, "max_model_len": shared.engine.model.max_model_len}
                 for name in shared.names
             ]  # fmt: skip
-            self._json({"object": "list", "data": models})
+            self.send_as_json({"object": "list", "data": models})
         elif path != "/v1/models":
-            self._json({"detail": "Not Found"}, 404)
+            self.send_as_json({"detail": "Not Found"}, 404)
 
     def do_POST(self) -> None:
         """Commands."""
@@ -200,10 +201,10 @@ class Handler(BaseHTTPRequestHandler):
         }
         if path == "/reset_prefix_cache" and self.shared.dev:
             self.shared.engine.reset_prefix_cache()
-            self._send(200, b"", "text/plain")
+            self.send_whole(200, b"", "text/plain")
             return
         if path not in routes:
-            self._json({"detail": "Not Found"}, 404)
+            self.send_as_json({"detail": "Not Found"}, 404)
             return
         if not self._allowed():
             return
@@ -232,7 +233,7 @@ class Handler(BaseHTTPRequestHandler):
     def _allowed(self) -> bool:
         key = self.shared.args.api_key
         if key and self.headers.get("Authorization") != f"Bearer {key}":
-            self._json({"error": "Unauthorized"}, 401)
+            self.send_as_json({"error": "Unauthorized"}, 401)
             return False
         return True
 
@@ -243,139 +244,40 @@ class Handler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _tokens(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            return self.shared.engine.tokenizer.encode(prompt)
-        if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
-            return list(prompt)
-        if isinstance(prompt, list) and len(prompt) == 1:
-            return self._tokens(prompt[0])
-        raise ValueError("Either prompt or prompt_embeds must be provided and non-empty.")
-
     def _completions(self, body: dict[str, Any]) -> None:
         if self._known(body):
-            tokens = self._tokens(body.get("prompt"))
+            tokens = self.tokens_of(body.get("prompt"))
             number = f"cmpl-{self._request_id()}"
             request = self.shared.engine.new_request(tokens, body.get("max_tokens", 16), f"{number}-0")
             request.logprobs = int(body.get("logprobs") or 0)
-            self._answer(body, request, number, chat=False)
+            self.answer(body, request, number, chat=False)
 
     def _chat(self, body: dict[str, Any]) -> None:
         if self._known(body):
             text = "".join(f"<|{m['role']}|>{m['content']}\n" for m in body["messages"]) + "<|assistant|>"
             number = f"chatcmpl-{self._request_id()}"
             wanted = body.get("max_completion_tokens") or body.get("max_tokens", 16)
-            request = self.shared.engine.new_request(self._tokens(text), wanted, number)
-            self._answer(body, request, number, chat=True)
+            request = self.shared.engine.new_request(self.tokens_of(text), wanted, number)
+            self.answer(body, request, number, chat=True)
 
-    def _answer(self, body: dict[str, Any], request: Request, number: str, chat: bool) -> None:
-        engine, decode = self.shared.engine, self.shared.engine.tokenizer.decode
-        kind = "chat.completion" if chat else "text_completion"
-        head = {"id": number, "object": kind, "created": int(time.time()), "model": self.shared.names[0]}
-        if not body.get("stream"):
-            ids = list(engine.run(request))
-            choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": "length", "stop_reason": None}
-            if chat:
-                choice["message"] = {"role": "assistant", "content": decode(ids)}
-            else:
-                choice["text"] = decode(ids)
-                choice["logprobs"] = self._logprobs(body, request, 0)
-            if body.get("return_token_ids"):
-                choice["token_ids"], choice["prompt_token_ids"] = ids, request.prompt_token_ids
-            self._json({**head, "choices": [choice], "usage": self._usage(request)})
-            return
-        tokens = engine.run(request)
-        first = next(tokens)  # an engine that fails must fail before the status line is sent
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Connection", "close")
-        self.close_connection = True
-        self.end_headers()
-        head["object"] = "chat.completion.chunk" if chat else kind
-        count, pending = 0, [first]
-        while pending:
-            token = pending.pop()
-            count += 1
-            text = decode([token])
-            last = count == request.max_tokens
-            choice = {"index": 0, "logprobs": None, "finish_reason": "length" if last else None}
-            choice.update({"delta": {"content": text}} if chat else {"text": text})
-            if request.likely:
-                choice["logprobs"] = self._logprobs(body, request, count - 1, count)
-            if body.get("return_token_ids"):
-                choice["token_ids"] = [token]
-            self._event({**head, "choices": [choice]})
-            pending.extend([following for following in [next(tokens, None)] if following is not None])
-        if (body.get("stream_options") or {}).get("include_usage"):
-            self._event({**head, "choices": [], "usage": self._usage(request)})
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def _logprobs(
-        self, body: dict[str, Any], request: Request, start: int, end: int | None = None
-    ) -> dict[str, Any] | None:
-        """The likeliest tokens as the completions interface gives them."""
-        if not request.likely:
-            return None
-        as_ids = body.get("return_tokens_as_token_ids")
-
-        def name(token: int) -> str:
-            return f"token_id:{token}" if as_ids else self.shared.engine.tokenizer.decode([token])
-
-        rows = list(zip(request.output, request.likely, strict=False))[start:end]
-        return {
-            "tokens": [name(token) for token, _ in rows],
-            "token_logprobs": [likely[token] for token, likely in rows],
-            "top_logprobs": [{name(one): value for one, value in likely.items()} for _, likely in rows],
-            "text_offset": [],
-        }
-
-    def _event(self, data: dict[str, Any]) -> None:
-        self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")
-        self.wfile.flush()
-
-    def _usage(self, request: Request) -> dict[str, Any]:
-        out = len(request.output)
-        usage: dict[str, Any] = {
-            "prompt_tokens": request.num_tokens, "total_tokens": request.num_tokens + out,
-            "completion_tokens": out, "prompt_tokens_details": None,
-        }  # fmt: skip
+    def usage(self, request: Request) -> dict[str, Any]:
+        """What a request took, with cached tokens where that was asked for at the start."""
+        usage = super().usage(request)
         if self.shared.args.enable_prompt_tokens_details:
             cached = request.local_hit + request.external_hit
             usage["prompt_tokens_details"] = {"cached_tokens": cached} if cached else None
         return usage
 
     def _tokenize(self, body: dict[str, Any]) -> None:
-        tokens = self._tokens(body["prompt"] if "prompt" in body else str(body["messages"]))
+        tokens = self.tokens_of(body["prompt"] if "prompt" in body else str(body["messages"]))
         limit = self.shared.engine.model.max_model_len
-        self._json({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None})
+        self.send_as_json({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None})
 
     def _detokenize(self, body: dict[str, Any]) -> None:
-        self._json({"prompt": self.shared.engine.tokenizer.decode(body["tokens"])})
+        self.send_as_json({"prompt": self.shared.engine.tokenizer.decode(body["tokens"])})
 
     def _error(self, status: int, message: str, kind: str) -> None:
-        self._json({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
-
-    def _json(self, data: Any, status: int = 200) -> None:
-        self._send(status, json.dumps(data).encode(), "application/json")
-
-    def _send(self, status: int, data: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
-class Listener(ThreadingHTTPServer):
-    """The listening side. A peer that goes away, such as a health check, is nothing to write about."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection failed."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
+        self.send_as_json({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
 
 
 def run_server(args: argparse.Namespace) -> int:
