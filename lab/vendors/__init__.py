@@ -226,6 +226,27 @@ def stack_wheels(profile: str, out: Path) -> list[Path]:
     ]
 
 
+def cdi_spec(profile: str) -> str:
+    """What `nvidia-ctk cdi generate` writes for a host: its nodes, by the names that a container engine knows.
+
+    Args:
+        profile: of a host with NVIDIA's cards.
+    """
+    nodes = load(profile).nodes
+
+    def device(name: str, cards: list[str]) -> dict[str, object]:
+        return {"name": name, "containerEdits": {"deviceNodes": [{"path": path} for path in cards]}}
+
+    cards = [device(str(number), [path]) for number, path in enumerate(nodes["cards"])]
+    spec = {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [*cards, device("all", nodes["cards"])],
+        "containerEdits": {"deviceNodes": [{"path": path} for path in nodes["control"]]},
+    }
+    return yaml.safe_dump(spec, sort_keys=False)
+
+
 _Files = dict[tuple[str, str], tuple[dict[str, bytes], str]]
 
 

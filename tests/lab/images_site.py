@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -132,6 +133,28 @@ class Images:
         vendors.install(self.systems.lab.lab.root(HOST), profile)
         self.root("rm -rf /dev/kfd /dev/dri; systemctl daemon-reload; systemctl restart lab-cards.service")
 
+    def container_devices(self, profile: str) -> None:
+        """Let the container engine know NVIDIA's cards by name, as the vendor's toolkit does."""
+        self.root(f"mkdir -p /etc/cdi && printf '%s' {shlex.quote(vendors.cdi_spec(profile))} > /etc/cdi/nvidia.yaml")
+
+    def push_sglang(self, name: str, version: str, lmcache: str) -> str:
+        """Push what stands for the image of SGLang with LMCache; gives its digest.
+
+        Args:
+            name: name and tag in the registry.
+            version: SGLang's.
+            lmcache: LMCache's.
+        """
+        base, out = self.systems.lab.lab.paths.root(HOST), self.work / f"sglang-{lmcache}"
+        minor = images.python_minor(base)
+        inside = {
+            ("sglang", version): builds.sglang(version, vendors.NODES["cuda"]),
+            ("lmcache", lmcache): builds.lmcache(lmcache, "cuda"),
+        }
+        wheels = [write_wheel(out, *key, files, summary="Lab stand-in") for key, files in inside.items()]
+        layers = [images.base_layer(base, pip_wheel()), images.wheel_layer([*wheels, third_party("pyyaml")], minor)]
+        return images.push(self.image(name), layers, self.work)
+
     def push(self, name: str, profile: str, lmcache: str | None = None) -> str:
         """Push what stands for a vendor's image; gives its digest.
 
@@ -155,9 +178,14 @@ class Images:
         return digest
 
 
+def third_party(name: str) -> Path:
+    """A real wheel, as the lab's own index keeps it."""
+    return sorted((Paths.here("").cache / "packages").glob(f"third-party-*/**/{name}-*.whl"))[-1]
+
+
 def pip_wheel() -> Path:
-    """pip, as the lab's own index keeps it."""
-    return sorted((Paths.here("").cache / "packages").glob("third-party-*/**/pip-*.whl"))[-1]
+    """pip, for images that are built on."""
+    return third_party("pip")
 
 
 @contextmanager

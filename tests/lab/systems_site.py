@@ -72,10 +72,21 @@ class Systems:
 
 
 def refused_without(
-    systems: Systems, host: str, folder: Path, playbook: str, text: str, instead: str, rule: str, **variables: Any
+    systems: Systems,
+    host: str,
+    folder: Path,
+    playbook: str,
+    text: str,
+    instead: str,
+    rule: str,
+    also: tuple[str, str] = ("", ""),
+    **variables: Any,
 ) -> None:
-    """A playbook in which a text is left out is refused by a rule's name, without a host and on one."""
-    whole = (REPO / f"playbooks/{playbook}.yaml").read_text()
+    """A playbook in which a text is left out is refused by a rule's name, without a host and on one.
+
+    `also` is another text and what stands there instead.
+    """
+    whole = (REPO / f"playbooks/{playbook}.yaml").read_text().replace(*also)
     assert text in whole
     # Beside its siblings: the inventory's variables are for any of them.
     place = shutil.copytree(REPO / "playbooks", folder / "playbooks") / f"{playbook}.yaml"
