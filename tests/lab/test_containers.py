@@ -351,6 +351,12 @@ def test_amds_wheel_and_torch_of_another_abi_are_refused_where_all_else_fits(sit
         site, "rocm-amd-image", f"lmcache=={AMDS_BUILD}", f"{AMDS_BUILD[:-1]}0",
         image=right, python=f"{minor}.*", releases_url=page,
     )  # fmt: skip
+    # What the refused runs brought goes with the next one that works.
+    assert not site.brought() <= site.named()
+    result = site.run("rocm-amd-image", image=right, python=f"{minor}.*")
+    assert result.code == 0, result.err
+    assert site.brought() <= site.named()
+    assert not site.there(image)
 
 
 def test_no_image_stays_that_only_pruned_releases_named(site: Images) -> None:
