@@ -223,33 +223,21 @@ def service_files(
         config: path of LMCache's configuration file; None without one.
         container: how the processes run in an image; None when they run in the release's venv.
     """
-    if container:
-        return _container_files(service, model, release, name, config, container)
-    path = f"{release.venv}/bin"
-    texts = {"env/service.env": render_env(service_environment(service, name, config))}
-    if service.has_engine:
-        texts |= _engine_texts(service)
-        texts[f"bin/{service.engine}"] = _start_script(engine_argv(service, model, release), path)
-    if service.server:
-        texts["bin/lmcache-server"] = _start_script(server_argv(service.server, release), path)
-    return ServiceFiles(texts, frozenset(text for text in texts if text.startswith("bin/")))
+    variables = service_environment(service, name, config, container.variables if container else None)
 
+    def script(unit: str, argv: list[str], *module: str) -> str:
+        # In an image a module, since its command need not be on the PATH there.
+        if container is None:
+            return _start_script(argv, f"{release.venv}/bin")
+        inside = [*variables, *service.secrets, "HOME"]
+        return start_script(container, container_name(unit), inside, [container.python, *module, *argv[1:]])
 
-def _container_files(
-    service: ServiceStep, model: str, release: ReleaseLayout, name: str, config: str | None, container: ContainerCommand
-) -> ServiceFiles:
-    variables = service_environment(service, name, config, container.variables)
-    inside = [*variables, *service.secrets, "HOME"]
-    texts = {"env/service.env": render_env(variables)}
+    texts = {"env/service.env": render_env(variables), **_engine_texts(service)}
     if service.has_engine:
-        texts |= _engine_texts(service)
-        engine = [container.python, *engine_argv(service, model, release)[1:]]
-        unit = ENGINE_UNITS[service.engine]
-        texts[f"bin/{service.engine}"] = start_script(container, container_name(unit), inside, engine)
+        texts[f"bin/{service.engine}"] = script(ENGINE_UNITS[service.engine], engine_argv(service, model, release))
     if service.server:
-        # The module, since an image need not have the command on its PATH.
-        server = [container.python, "-m", LMCACHE_MODULE, *server_argv(service.server, release)[1:]]
-        texts["bin/lmcache-server"] = start_script(container, container_name(SERVER_UNIT), inside, server)
+        server = server_argv(service.server, release)
+        texts["bin/lmcache-server"] = script(SERVER_UNIT, server, "-m", LMCACHE_MODULE)
     return ServiceFiles(texts, frozenset(text for text in texts if text.startswith("bin/")))
 
 

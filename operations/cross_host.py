@@ -139,11 +139,9 @@ def _fresh(proof: Proof, text: str) -> Evidence:
 def _connector(plan: HostPlan) -> Connector:
     service: ServiceStep | None = next(iter(plan.playbook.of_kind(ServiceStep)), None)
     if service is None or service.connector is None:
-        what = (
-            f"no vLLM ({service.engine if service.has_engine else 'an LMCache server alone'})"
-            if service
-            else "no service"
-        )
+        what = "no service"
+        if service:
+            what = f"no vLLM ({service.engine if service.has_engine else 'an LMCache server alone'})"
         raise HostFault(f"the playbook has {what} on this host", "give a playbook whose service step runs vLLM")
     return service.connector
 

@@ -91,17 +91,16 @@ def _settings(plan: HostPlan, step: VerifyStep, service: ServiceStep) -> dict[st
     if not service.has_engine:
         return {**config, **_server_settings(plan, step, service)}
     config["model"] = plan.wanted.model_directory(service.model)
+    config["engine"] = {"kind": service.engine}
     if service.connector:
         config["connector"] = connector_config(service.connector)
-    else:
-        config["engine"] = {"kind": service.engine}
     lmcache = plan.playbook.of_kind(LmcacheConfigStep)
     if service.server:
         config["chunk_size"] = service.server.chunk_size
     elif lmcache:
         config["chunk_size"] = lmcache[0].settings.get("chunk_size", 256)
     if step.mode == "mp" and service.server:
-        config["engine"] = {**config.get("engine", {}), "args": list(service.args)}
+        config["engine"]["args"] = list(service.args)
         config["server"] = {"l1_size_gb": service.server.l1_size_gb, "transfer_mode": service.server.transfer_mode}
     if step.mode == "service":
         unit = ENGINE_UNITS[service.engine]

@@ -1,4 +1,7 @@
-"""Print how many requests vLLM or SGLang works on or has waiting, as JSON; `null` when no engine listens. Python 3.6 or later."""
+"""Print how many requests vLLM or SGLang works on or has waiting, as JSON; `null` when no engine listens.
+
+Python 3.6 or later.
+"""
 
 import json
 import re

@@ -316,16 +316,16 @@ def _check(config: Config) -> None:
     for key, (value, allowed) in choices.items():
         if value not in allowed:
             raise ConfigError(f"{key} is {value!r}, must be one of {', '.join(str(a) for a in allowed)}")
-    own = config.engine.kind != "vllm"
-    if config.mode == "inprocess" and own:
+    brings_connector = config.engine.kind != "vllm"
+    if config.mode == "inprocess" and brings_connector:
         raise ConfigError(f"engine.kind is {config.engine.kind!r}: inprocess mode is vLLM's; use mp")
-    if config.mode in ("mp", "inprocess") and not own and not config.connector.get("kv_connector"):
+    if config.mode in ("mp", "inprocess") and not brings_connector and not config.connector.get("kv_connector"):
         raise ConfigError("connector.kv_connector is missing")
     running = config.mode == "service" or config.service.rpc_url
     if running and not config.service.url.startswith(("http://", "https://")):
         raise ConfigError("service.url must be an http URL")
     named = config.expect.connector_class or config.connector.get("kv_connector")
-    if config.mode == "service" and not own and not named:
+    if config.mode == "service" and not brings_connector and not named:
         raise ConfigError("connector.kv_connector or expect.connector_class is missing")
     if config.chunk_size < 1 or config.prompt_tokens() < 1 or config.prompt.max_tokens < 1:
         raise ConfigError("chunk_size, prompt.tokens and prompt.max_tokens must be positive")

@@ -363,20 +363,22 @@ class MpStack:
     def engine_command(self) -> list[str]:
         """Command line of the engine."""
         config = self.run.config
+        options = self._sglang_options() if config.engine.kind == "sglang" else self._vllm_options()
         command = config.engine.command or ENGINE_COMMANDS[config.engine.kind]
-        if config.engine.kind == "sglang":
-            place = self.run.work / "sglang-lmcache.yaml"
-            place.write_text(f"mp_host: 127.0.0.1\nmp_port: {self.zmq}\n", encoding="utf-8")
-            options = ["--model-path", config.model, "--host", "127.0.0.1", "--port", str(self.port)]
-            options += ["--enable-lmcache", "--lmcache-config-file", str(place)]
-            return [*command, *options, "--enable-metrics", "--enable-cache-report", *config.engine.args]
-        transfer = dict(config.connector)
+        return [*command, *options, "--host", "127.0.0.1", "--port", str(self.port), *config.engine.args]
+
+    def _vllm_options(self) -> list[str]:
+        transfer = dict(self.run.config.connector)
         extra = dict(transfer.get("kv_connector_extra_config") or {})
         extra.update({"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": self.zmq})
         transfer["kv_connector_extra_config"] = extra
-        options = ["--model", config.model, "--host", "127.0.0.1", "--port", str(self.port)]
-        options += ["--kv-transfer-config", json.dumps(transfer)]
-        return [*command, *options, *config.engine.args]
+        return ["--model", self.run.config.model, "--kv-transfer-config", json.dumps(transfer)]
+
+    def _sglang_options(self) -> list[str]:
+        place = self.run.work / "sglang-lmcache.yaml"
+        place.write_text(f"mp_host: 127.0.0.1\nmp_port: {self.zmq}\n", encoding="utf-8")
+        told = ["--enable-lmcache", "--lmcache-config-file", str(place), "--enable-metrics", "--enable-cache-report"]
+        return ["--model-path", self.run.config.model, *told]
 
     def start_server(self, suffix: str = "") -> Child:
         """Start the server alone, without waiting for it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,15 +145,26 @@ class Images:
             version: SGLang's.
             lmcache: LMCache's.
         """
-        base, out = self.systems.lab.lab.paths.root(HOST), self.work / f"sglang-{lmcache}"
-        minor = images.python_minor(base)
+        out = self.work / f"sglang-{lmcache}"
         inside = {
             ("sglang", version): builds.sglang(version, vendors.NODES["cuda"]),
             ("lmcache", lmcache): builds.lmcache(lmcache, "cuda"),
         }
         wheels = [write_wheel(out, *key, files, summary="Lab stand-in") for key, files in inside.items()]
-        layers = [images.base_layer(base, pip_wheel()), images.wheel_layer([*wheels, third_party("pyyaml")], minor)]
-        return images.push(self.image(name), layers, self.work)
+        return self.push_wheels(name, [*wheels, third_party("pyyaml")])
+
+    def push_wheels(self, name: str, *layers: list[Path], further: Sequence[bytes] = ()) -> str:
+        """Push Python, pip and wheels; gives the image's digest.
+
+        Args:
+            name: name and tag in the registry.
+            layers: wheels, those of each layer.
+            further: layers on top of these.
+        """
+        base = self.systems.lab.lab.paths.root(HOST)
+        minor = images.python_minor(base)
+        packed = [images.wheel_layer(wheels, minor) for wheels in layers]
+        return images.push(self.image(name), [images.base_layer(base, pip_wheel()), *packed, *further], self.work)
 
     def push(self, name: str, profile: str, lmcache: str | None = None) -> str:
         """Push what stands for a vendor's image; gives its digest.
@@ -163,17 +174,12 @@ class Images:
             profile: of the host whose Python stack is in the image.
             lmcache: version of LMCache that is in it already.
         """
-        base = self.systems.lab.lab.paths.root(HOST)
-        minor = images.python_minor(base)
-        layers = [
-            images.base_layer(base, pip_wheel()),
-            images.wheel_layer(vendors.stack_wheels(profile, self.work / f"stack-{profile}"), minor),
-        ]
+        layers = [vendors.stack_wheels(profile, self.work / f"stack-{profile}")]
         if lmcache:
             files, entry = builds.lmcache(lmcache, vendors.load(profile).vendor), builds.LMCACHE_COMMAND
             wheel = write_wheel(self.work / "ready", "lmcache", lmcache, files, entry_points=entry, summary="Stand-in")
-            layers.append(images.wheel_layer([wheel], minor))
-        digest = images.push(self.image(name), layers, self.work)
+            layers.append([wheel])
+        digest = self.push_wheels(name, *layers)
         self.pushed.setdefault(name, []).append(f"{self.image(name).rpartition(':')[0]}@{digest}")
         return digest
 

@@ -17,7 +17,7 @@ from lab.packages import builds
 from lab.packages.wheel import write_wheel
 from tests.lab.conftest import own_lab
 from tests.lab.fleet import PREFIX
-from tests.lab.images_site import HOST, Images, images_site, pip_wheel
+from tests.lab.images_site import HOST, Images, images_site
 
 NAME = "lmcache/standalone:nightly"
 PLAYBOOK = "lmcache-image"
@@ -28,12 +28,10 @@ ENVIRONMENT = {"opt/venv/bin/python3": b'#!/bin/sh\nexec /usr/bin/python3 "$@"\n
 
 def push(site: Images, version: str) -> str:
     """Push what stands for the server's image; gives its digest."""
-    base = site.systems.lab.lab.paths.root(HOST)
     wheel = write_wheel(
         site.work / version, "lmcache", version, builds.lmcache(version, "cuda"), summary="Lab stand-in"
     )
-    layers = [images.base_layer(base, pip_wheel()), images.wheel_layer([wheel], images.python_minor(base))]
-    return images.push(site.image(NAME), [*layers, images.layer(ENVIRONMENT)], site.work)
+    return site.push_wheels(NAME, [wheel], further=[images.layer(ENVIRONMENT)])
 
 
 @pytest.fixture(scope="module")
