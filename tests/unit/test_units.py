@@ -69,6 +69,8 @@ def test_sglang_is_told_of_its_server_by_a_file_of_the_release() -> None:
     (place,) = after(words, "--lmcache-config-file")
     assert place == LAYOUT.release(NAME).file("env/sglang-lmcache.yaml")
     assert yaml.safe_load(texts["env/sglang-lmcache.yaml"]) == {"mp_host": "127.0.0.1", "mp_port": 5599}
+    # Without these nothing tells what came from LMCache.
+    assert {"--enable-lmcache", "--enable-metrics", "--enable-cache-report"} <= set(words)
     assert words[-2:] == ["--tp", "2"]
     assert health_url(service) == "http://127.0.0.1:30000/health"
 
